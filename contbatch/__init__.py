@@ -1,0 +1,1 @@
+"""Continuous batching and paged attention you can read."""

@@ -1,0 +1,41 @@
+"""Typed errors: each message names the offending value and the limit it broke."""
+
+
+class ContbatchError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidRequestError(ContbatchError, ValueError):
+    """A request or its sampling parameters can never be served as given."""
+
+
+class PolicyError(ContbatchError, RuntimeError):
+    """A policy's plan broke the rules: a foreign or repeated request, or an impossible number of tokens."""
+
+
+class PagePoolError(ContbatchError, RuntimeError):
+    """Pages were asked for that are not free, or given back more often than taken."""
+
+
+class StalledError(ContbatchError, RuntimeError):
+    """Requests wait, yet the policy planned nothing: without this error the engine would idle for ever."""
+
+
+class ModelFileError(ContbatchError, ValueError):
+    """A model file is missing, truncated or malformed; the message names the file and what is wrong."""
+
+
+class UnsupportedModelError(ContbatchError, ValueError):
+    """A well-formed model uses a feature this package does not implement; the message names it."""
+
+
+class LogitsError(ContbatchError, ValueError):
+    """Logits from which no token can be chosen, such as NaN; fails the one request they belong to."""
+
+
+class RunnerError(ContbatchError, RuntimeError):
+    """A runner was used after close(), or was given inputs outside its limits (page ids, sequences)."""
+
+
+class MissingDependencyError(ContbatchError, ImportError):
+    """An optional package is needed; the message gives the line that installs it."""

@@ -1,0 +1,216 @@
+"""A request and how its tokens are chosen. Pure Python: no tensor, clock, tokenizer or device."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from contbatch.errors import InvalidRequestError
+
+
+def _require(condition: bool, name: str, value: object, limit: str) -> None:
+    if not condition:
+        raise InvalidRequestError(f"{name} must be {limit}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when generation ends. Immutable; bad values raise `InvalidRequestError`.
+
+    Parameters
+    ----------
+    max_tokens : int
+        Most output tokens, ≥ 1.
+    temperature : float
+        ≥ 0; 0 is greedy (the default, so that results repeat).
+    top_k : int
+        Keep the k most likely tokens; 0 or -1 keeps all, values above the vocabulary size keep all.
+    top_p : float
+        Keep the smallest set of tokens whose probability reaches it (nucleus sampling, Holtzman et al. 2020); in (0, 1].
+    min_p : float
+        Drop tokens less likely than this fraction of the likeliest (Nguyen et al. 2024); in [0, 1].
+    seed : int or None
+        Seed of this request's own random stream, 0 ≤ seed < 2**64; None lets the engine assign one.
+    stop : tuple of str
+        Generation ends when one of these appears in the text; it is cut off.
+    stop_token_ids : tuple of int
+        Generation ends when one of these is generated.
+    ignore_eos : bool
+        Go on past the model's end-of-sequence token.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer ≥ 1")
+        _require(
+            _is_real(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a finite number ≥ 0"
+        )
+        _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an integer ≥ -1")
+        _require(_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        seed_ok = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**64)
+        _require(seed_ok, "seed", self.seed, "None or an integer in [0, 2**64)")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "non-empty strings")
+        ids_ok = all(_is_int(t) and t >= 0 for t in self.stop_token_ids)
+        _require(ids_ok, "stop_token_ids", self.stop_token_ids, "integers ≥ 0")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+
+    def replace(self, **changes: object) -> "SamplingParams":
+        """Return a copy with some fields changed; an unknown field raises `InvalidRequestError`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        unknown = sorted(set(changes) - set(values))
+        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(values)}")
+        return SamplingParams(**{**values, **changes})
+
+
+class RequestStatus(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Back among the waiting, its pages taken away."""
+    HELD = "held"
+    """Finished, but static batching keeps its seat and pages until the longest of its batch ends."""
+    FINISHED = "finished"
+
+
+class Request:
+    """One prompt on its way to an answer: the only mutable state that scheduler, runner and metrics share.
+
+    Parameters
+    ----------
+    request_id : hashable
+        Unique among the live requests of a scheduler.
+    prompt_token_ids : sequence of int, optional
+        The prompt; needed by real models.
+    num_prompt_tokens : int, optional
+        In place of `prompt_token_ids` where only lengths matter (simulation).
+    sampling : SamplingParams
+    arrival_time : float
+        Seconds on the engine's clock.
+    eos_token_id : int or None
+        Ends generation unless `sampling.ignore_eos`.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "error",
+        "finish_reason",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "order",
+        "output_token_ids",
+        "pages",
+        "prompt_token_ids",
+        "request_id",
+        "sampling",
+        "seat",
+        "status",
+        "stop_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: int | str,
+        prompt_token_ids: Sequence[int] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        num_prompt_tokens: int | None = None,
+        arrival_time: float = 0.0,
+        eos_token_id: int | None = None,
+    ) -> None:
+        _require(
+            (prompt_token_ids is None) != (num_prompt_tokens is None),
+            f"request {request_id!r}",
+            (prompt_token_ids, num_prompt_tokens),
+            "given prompt_token_ids or num_prompt_tokens, one of the two",
+        )
+        sampling = SamplingParams() if sampling is None else sampling
+        _require(isinstance(sampling, SamplingParams), "sampling", sampling, "a SamplingParams")
+        if prompt_token_ids is not None:
+            num_prompt_tokens = len(prompt_token_ids)
+        length_ok = _is_int(num_prompt_tokens) and num_prompt_tokens is not None and num_prompt_tokens >= 1
+        _require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
+        time_ok = _is_real(arrival_time) and arrival_time >= 0
+        _require(time_ok, f"arrival_time of request {request_id!r}", arrival_time, "finite seconds ≥ 0")
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.num_prompt_tokens: int = num_prompt_tokens or 0
+        self.sampling = sampling
+        self.arrival_time = arrival_time
+        eos = () if eos_token_id is None or sampling.ignore_eos else (eos_token_id,)
+        self.stop_ids = frozenset(sampling.stop_token_ids + eos)
+        self.status = RequestStatus.WAITING
+        self.output_token_ids: list[int] = []
+        self.num_computed_tokens = 0
+        """Tokens whose K/V lie in this request's pages."""
+        self.pages: list[int] = []
+        """The page table: page ids in token order."""
+        self.seat: int | None = None
+        self.order = -1
+        """Number given by the scheduler on arrival: breaks ties between equal arrival times."""
+        self.num_preemptions = 0
+        self.finish_reason: str | None = None
+        """None while live, then "length", "stop", "abort" or "error"."""
+        self.error: Exception | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens whose K/V are not in pages yet: what a step may grant. Decoding requests have one."""
+        return self.num_prompt_tokens + len(self.output_token_ids) - self.num_computed_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Most tokens whose K/V will ever be held: the last output token is never fed back."""
+        return self.num_prompt_tokens + self.sampling.max_tokens - 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Generation has ended (the seat may still be held, see `RequestStatus.HELD`)."""
+        return self.finish_reason is not None
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Known tokens at positions start..stop-1, prompt and output as one sequence."""
+        if self.prompt_token_ids is None:
+            raise InvalidRequestError(f"request {self.request_id!r} has a prompt length but no prompt_token_ids")
+        prompt, n = self.prompt_token_ids, self.num_prompt_tokens
+        if start >= n:
+            return self.output_token_ids[start - n : stop - n]
+        return [*prompt[start:stop], *self.output_token_ids[: max(0, stop - n)]]
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
+            f"output {self.num_output_tokens}/{self.sampling.max_tokens}, computed {self.num_computed_tokens})"
+        )

@@ -1,0 +1,1 @@
+"""Runners: what turns a scheduled step into tokens."""

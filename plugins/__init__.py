@@ -1,0 +1,1 @@
+"""Custom operators, importable as `contbatch.plugins`."""
