@@ -17,6 +17,10 @@ class PagePoolError(ContbatchError, RuntimeError):
     """Pages were asked for that are not free, or given back more often than taken."""
 
 
+class SchedulerError(ContbatchError, RuntimeError):
+    """The schedule-execute-update protocol was broken, such as by a step updated twice or a missing token."""
+
+
 class StalledError(ContbatchError, RuntimeError):
     """Requests wait, yet the policy planned nothing: without this error the engine would idle for ever."""
 

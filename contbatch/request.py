@@ -34,12 +34,12 @@ class SamplingParams:
     top_k : int
         Keep the k most likely tokens; 0 or -1 keeps all, values above the vocabulary size keep all.
     top_p : float
-        Keep the smallest set of tokens whose probability reaches it (nucleus sampling, Holtzman et al. 2020); in (0, 1].
+        Keep the smallest set of tokens whose probability reaches it (nucleus sampling, Holtzman 2020); in (0, 1].
     min_p : float
         Drop tokens less likely than this fraction of the likeliest (Nguyen et al. 2024); in [0, 1].
     seed : int or None
         Seed of this request's own random stream, 0 ≤ seed < 2**64; None lets the engine assign one.
-    stop : tuple of str
+    stop : str or tuple of str
         Generation ends when one of these appears in the text; it is cut off.
     stop_token_ids : tuple of int
         Generation ends when one of these is generated.
@@ -53,7 +53,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 

@@ -1,0 +1,137 @@
+"""One step in the making: a policy's plan, followed as far as budget, seats and pages allow."""
+
+from collections.abc import Iterator
+from heapq import heappop
+from typing import TYPE_CHECKING
+
+from contbatch.errors import PolicyError
+from contbatch.policies import Plan
+from contbatch.request import Request, RequestStatus
+from contbatch.step import Grant, SchedulerOutput
+
+if TYPE_CHECKING:
+    from contbatch.scheduler import Scheduler
+
+RUNNING, PREEMPTED, HELD = RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.HELD
+
+
+class Planner:
+    """Turns the plan of a scheduler's policy into grants, admissions and preemptions.
+
+    Two rules keep every workload going. A step admits or preempts, never both. And whoever the plan names first is
+    served first: it may take the pages of those ranked below, so it always gets on.
+    """
+
+    def __init__(self, scheduler: "Scheduler", step: SchedulerOutput) -> None:
+        self.scheduler = scheduler
+        self.pool = scheduler.pool
+        self.budget = scheduler.max_num_batched_tokens
+        self.step = step
+        self.admitting = True
+        self.seen: set[int | str] = set()
+
+    def run(self) -> None:
+        """Fill the step."""
+        scheduler, step = self.scheduler, self.step
+        plan = self._checked(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
+        while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
+            request, wanted = item
+            tokens = min(wanted, self.budget - step.num_tokens)
+            if request.status is RUNNING:
+                if self._has_room(request, tokens):
+                    self._grant(request, tokens)
+                elif not step.admitted:  # else it sits this step out, rather than preempt for those who just came
+                    plan = self._preempt_for(request, tokens, plan)
+            elif request.status is HELD:
+                self._pad(request)
+            elif self.admitting:
+                self._admit(request, tokens)
+
+    def _admissible(self) -> Iterator[Request]:
+        """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
+        for request in self.scheduler.waiting:
+            if not self.admitting:
+                return
+            yield request
+
+    def _checked(self, plan: Plan) -> Plan:
+        name, requests = f"{type(self.scheduler.policy).__name__}.plan", self.scheduler.requests
+        for item in plan:
+            try:
+                request, wanted = item
+                known = requests.get(request.request_id) is request
+            except (TypeError, ValueError, AttributeError):
+                raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
+            if not known:
+                raise PolicyError(f"{name} yielded {request!r}, which is not a live request of this scheduler")
+            if request.request_id in self.seen:
+                raise PolicyError(f"{name} yielded request {request.request_id!r} twice in one step")
+            limit = request.num_uncomputed_tokens
+            if not isinstance(wanted, int) or not 1 <= wanted <= limit:
+                raise PolicyError(
+                    f"{name} wants {wanted!r} tokens for request {request.request_id!r}, possible are 1 to {limit}"
+                )
+            self.seen.add(request.request_id)
+            yield request, wanted
+
+    def _grant(self, request: Request, tokens: int) -> None:
+        samples = tokens == request.num_uncomputed_tokens
+        self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, padding=False))
+        self.step.num_tokens += tokens
+
+    def _pad(self, request: Request) -> None:
+        """Compute the last token in pages again, for nothing: what a finished row of a padded batch costs."""
+        self.step.grants.append(Grant(request, request.num_computed_tokens - 1, 1, samples=False, padding=True))
+        self.step.num_tokens += 1
+
+    def _admit(self, request: Request, tokens: int) -> None:
+        """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
+        scheduler = self.scheduler
+        need = self.pool.pages_for(max(scheduler.policy.reserve(request), request.num_computed_tokens + tokens))
+        if not scheduler.free_seats or need > self.pool.num_free:
+            self.admitting = False
+            return
+        request.pages = self.pool.take(need)
+        request.seat = heappop(scheduler.free_seats)
+        request.status = RUNNING
+        self.step.admitted.append(request)
+        self._grant(request, tokens)
+
+    def _has_room(self, request: Request, tokens: int) -> bool:
+        """Take the pages that `tokens` more tokens need; False if too few are free."""
+        need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
+        if need > self.pool.num_free:
+            return False
+        if need > 0:
+            request.pages += self.pool.take(need)
+        return True
+
+    def _preempt_for(self, request: Request, tokens: int, plan: Plan) -> Plan:
+        """Preempt from the lowest rank up until `request` has room; return the rest of the plan.
+
+        Those the plan does not name rank lowest, the latest admitted of them last. Whoever it has named already ranks
+        above `request` and is left alone: if that frees too little, `request` keeps its pages and sits this step out.
+        """
+        self.admitting = False
+        rest = list(plan)
+        rank = {planned.request_id: place for place, (planned, _) in enumerate(rest)}
+        victims = [
+            r
+            for r in self.scheduler.running
+            if r.status is RUNNING and (r.request_id in rank or r.request_id not in self.seen)
+        ]
+        victims.sort(key=lambda r: rank.get(r.request_id, len(rank)))
+        has_room = False
+        while victims and not has_room:
+            self._preempt(victims.pop())
+            has_room = self._has_room(request, tokens)
+        if has_room:
+            self._grant(request, tokens)
+        return iter(rest)
+
+    def _preempt(self, victim: Request) -> None:
+        self.scheduler.vacate(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.status = PREEMPTED
+        self.step.preempted.append(victim)

@@ -1,0 +1,43 @@
+"""The waiting requests, in order of arrival."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from contbatch.request import Request
+
+
+def _rank(request: Request) -> tuple[float, int]:
+    return request.arrival_time, request.order
+
+
+class WaitingQueue:
+    """Requests sorted by arrival time, ties by the order in which they were added.
+
+    A preempted request comes back to the place its arrival gave it, so it loses nothing to its equals. Adding and
+    removing one request costs a binary search and the shift of a list of pointers.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Insert at the place that arrival time and order give."""
+        if self._requests and _rank(request) < _rank(self._requests[-1]):
+            insort(self._requests, request, key=_rank)
+        else:
+            self._requests.append(request)
+
+    def remove(self, requests: list[Request]) -> None:
+        """Remove requests that are in the queue; those at its head go in one cut."""
+        head = len(requests)
+        if self._requests[:head] == requests:
+            del self._requests[:head]
+            return
+        for request in requests:
+            del self._requests[bisect_left(self._requests, _rank(request), key=_rank)]

@@ -1,0 +1,250 @@
+"""The scheduler: before every step, who computes how many tokens; after it, who leaves.
+
+There is no prefill phase and no decode phase. A request has `num_tokens` known tokens, `num_computed_tokens` of which
+have their keys and values in pages; every step lets the second catch up with the first, and whoever has caught up
+gets one more token. A prompt, a chunk of one, a decode and the recomputation after a preemption are the same thing.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from heapq import heappush
+from typing import Literal
+
+from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
+from contbatch.pages import PagePool
+from contbatch.planner import Planner
+from contbatch.policies import Policy
+from contbatch.queue import WaitingQueue
+from contbatch.request import Request, RequestStatus
+from contbatch.step import SchedulerOutput
+
+WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+
+
+class Scheduler:
+    """Requests in, steps out; pure Python over integers.
+
+    Parameters
+    ----------
+    policy : Policy
+        Deep-copied, so that one policy object can serve many runs.
+    num_pages, page_size : int
+        The page pool: pages, and tokens in each.
+    max_num_seqs : int
+        Seats: most requests running at a time.
+    max_num_batched_tokens : int
+        Token budget of a step.
+    max_model_len : int, optional
+        Most tokens (prompt + output) of a request; unlimited if None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        num_pages: int,
+        page_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+    ) -> None:
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        limits |= {} if max_model_len is None else {"max_model_len": max_model_len}
+        for name, value in limits.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        self.policy = copy.deepcopy(policy)
+        self.pool = PagePool(num_pages, page_size)
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []
+        self.requests: dict[int | str, Request] = {}
+        """All live requests by id."""
+        self.free_seats = list(range(max_num_seqs))
+        """A heap: the lowest free seat is taken first."""
+        self._ended: list[Request] = []
+        """Finished requests that still have their seats."""
+        self._released: list[Request] = []
+        self._num_added = 0
+        self._num_steps = 0
+        self._open_step: SchedulerOutput | None = None
+
+    # ---- requests come and go ------------------------------------------------------------------------------------
+
+    def validate(self, request: Request) -> None:
+        """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
+        if request.request_id in self.requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use by a live request")
+        if request.status is not WAITING or request.num_computed_tokens or request.output_token_ids:
+            raise InvalidRequestError(f"{request!r} has been run before; make a new Request")
+        total = request.num_prompt_tokens + request.sampling.max_tokens
+        what = (
+            f"request {request.request_id!r}: {request.num_prompt_tokens} prompt + "
+            f"{request.sampling.max_tokens} output tokens"
+        )
+        if self.max_model_len is not None and total > self.max_model_len:
+            raise InvalidRequestError(f"{what} = {total} exceed max_model_len {self.max_model_len}")
+        held = max(request.max_kv_tokens, self.policy.reserve(request))
+        need, have = self.pool.pages_for(held), self.pool.num_pages
+        if need > have:
+            raise InvalidRequestError(
+                f"{what} need {need} pages of {self.pool.page_size} tokens, the pool has {have}: it can never run"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request; `InvalidRequestError` if it can never run."""
+        self.validate(request)
+        request.order = self._num_added
+        self._num_added += 1
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def abort(self, request_id: int | str) -> None:
+        """End a live request in whatever state it is and free what it holds; unknown ids are ignored."""
+        if request_id in self.requests:
+            self._fail(self.requests[request_id], "abort", None)
+            self._settle()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is live."""
+        return bool(self.requests)
+
+    def drain_released(self) -> list[Request]:
+        """Return the requests that left since the last call, each exactly once."""
+        released, self._released = self._released, []
+        return released
+
+    # ---- before a step -------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. Calling it again without `update` (after an interrupt) plans the step anew.
+
+        Raises
+        ------
+        PolicyError
+            The plan names a foreign request, one request twice, or an impossible number of tokens.
+        StalledError
+            Requests are live but the plan computes nothing.
+        """
+        self._settle()
+        step = SchedulerOutput(self._num_steps)
+        try:
+            Planner(self, step).run()
+        finally:  # whatever a policy raises, those admitted or preempted so far have changed sides
+            self._move(step)
+        if self.requests and not step.grants:
+            raise StalledError(
+                f"{self.policy!r} planned nothing while {len(self.waiting)} requests wait and "
+                f"{len(self.running)} run ({self.pool.num_free} of {self.pool.num_pages} pages free)"
+            )
+        self._open_step = step
+        return step
+
+    def vacate(self, request: Request) -> None:
+        """Take seat and pages from a request that has them."""
+        if request.seat is not None:
+            self.pool.give_back(request.pages)
+            heappush(self.free_seats, request.seat)
+        request.pages, request.seat = [], None
+
+    def _move(self, step: SchedulerOutput) -> None:
+        if step.admitted:
+            self.waiting.remove(step.admitted)
+            self.running += step.admitted
+        if step.preempted:
+            self.running = [r for r in self.running if r.status is not PREEMPTED]
+            for request in step.preempted:
+                self.waiting.add(request)
+
+    # ---- after a step --------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        step: SchedulerOutput,
+        tokens: Mapping[int | str, int],
+        errors: Mapping[int | str, Exception] | None = None,
+        on_token: Callable[[Request], bool] | None = None,
+    ) -> list[Request]:
+        """Take in what a step computed; return those who left their seats.
+
+        Parameters
+        ----------
+        step : SchedulerOutput
+            The latest from `schedule`, computed by a runner.
+        tokens, errors : mapping from request id
+            The new token, or what went wrong, of every request whose grant samples. An error ends that request alone.
+        on_token : callable, optional
+            Called with a request after each of its new tokens; True ends it (a stop string), an exception fails it.
+
+        Raises
+        ------
+        SchedulerError
+            The step is not the latest, was updated before, or a token is missing. Nothing has changed then.
+        """
+        errors = errors or {}
+        if step is not self._open_step:
+            raise SchedulerError(f"step {step.step} was updated before, or planned anew since")
+        for g in step.grants:
+            name = g.request.request_id
+            if g.samples and name not in tokens and name not in errors and g.request.status is RUNNING:
+                raise SchedulerError(f"step {step.step} brought no token and no error for request {name!r}")
+        self._open_step = None
+        self._num_steps += 1
+        for request, start, num_tokens, samples, _ in step.grants:
+            if request.status is not RUNNING:  # aborted while the step ran, or padding
+                continue
+            request.num_computed_tokens = start + num_tokens
+            if request.request_id in errors:
+                self._fail(request, "error", errors[request.request_id])
+            elif samples:
+                self._append(request, tokens[request.request_id], on_token)
+        self._settle()
+        return self.drain_released()
+
+    def _append(self, request: Request, token: int, on_token: Callable[[Request], bool] | None) -> None:
+        request.output_token_ids.append(token)
+        try:
+            stopped = on_token is not None and on_token(request)
+        except Exception as error:  # a user's callback: its request fails, the others go on
+            self._fail(request, "error", error)
+            return
+        if stopped or token in request.stop_ids:
+            request.finish_reason = "stop"
+        elif len(request.output_token_ids) >= request.sampling.max_tokens:
+            request.finish_reason = "length"
+        else:
+            return
+        self._ended.append(request)
+
+    def _settle(self) -> None:
+        """Let the finished leave, if the policy lets them."""
+        if not self._ended:
+            return
+        if self.policy.may_leave(tuple(self.running)):
+            ended, self._ended = self._ended, []
+            for request in ended:
+                self._leave(request)
+            self.running = [r for r in self.running if r.status is not FINISHED]
+        else:
+            for request in self._ended:
+                request.status = HELD
+
+    def _leave(self, request: Request) -> None:
+        self.vacate(request)
+        request.status = FINISHED
+        del self.requests[request.request_id]
+        self._released.append(request)
+
+    def _fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
+        """End a request at once, without waiting for its batch."""
+        if request.seat is None:
+            self.waiting.remove([request])
+        else:
+            self.running.remove(request)
+        if request in self._ended:
+            self._ended.remove(request)
+        request.finish_reason, request.error = reason, error
+        self._leave(request)
