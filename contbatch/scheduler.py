@@ -68,7 +68,8 @@ class Scheduler:
         """Finished requests that still have their seats."""
         self._released: list[Request] = []
         self._num_added = 0
-        self._num_steps = 0
+        self.num_steps = 0
+        """Steps updated so far."""
         self._open_step: SchedulerOutput | None = None
 
     # ---- requests come and go ------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Scheduler:
             Requests are live but the plan computes nothing.
         """
         self._settle()
-        step = SchedulerOutput(self._num_steps)
+        step = SchedulerOutput(self.num_steps)
         try:
             Planner(self, step).run()
         finally:  # whatever a policy raises, those admitted or preempted so far have changed sides
@@ -192,7 +193,7 @@ class Scheduler:
             if g.samples and name not in tokens and name not in errors and g.request.status is RUNNING:
                 raise SchedulerError(f"step {step.step} brought no token and no error for request {name!r}")
         self._open_step = None
-        self._num_steps += 1
+        self.num_steps += 1
         for request, start, num_tokens, samples, _ in step.grants:
             if request.status is not RUNNING:  # aborted while the step ran, or padding
                 continue

@@ -1,0 +1,156 @@
+"""The engine: a loop of schedule, execute, update, and a clock that moves by what a step took."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from time import perf_counter
+from typing import Protocol
+
+from tqdm.auto import tqdm
+
+from contbatch.errors import InvalidRequestError
+from contbatch.metrics import Result
+from contbatch.recorder import Recorder
+from contbatch.request import Request
+from contbatch.scheduler import Scheduler
+from contbatch.step import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a runner made of a step."""
+
+    tokens: Mapping[int | str, int]
+    """The sampled token by request id, for every grant that samples."""
+    elapsed_s: float
+    """Seconds the step took: predicted by a simulation, measured by a real runner."""
+    errors: Mapping[int | str, Exception] = field(default_factory=dict)
+    """What went wrong by request id, in place of a token."""
+
+
+class Runner(Protocol):
+    """Turns a scheduled step into tokens."""
+
+    is_virtual: bool
+    """True if `elapsed_s` is predicted; the host time of a step then does not count."""
+
+    def execute(self, step: SchedulerOutput) -> StepResult:
+        """Compute the step; raise only if the whole step is lost."""
+        ...
+
+
+class Engine:
+    """Drives one scheduler and one runner over requests that arrive in time.
+
+    The clock `now` (seconds) is the sum of the steps' times; an idle engine jumps to the next arrival. Nothing sleeps.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    runner : Runner
+    on_token : callable, optional
+        Called with a request after each new token; True ends the request (a stop string), an exception fails it.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, *, on_token: Callable[[Request], bool] | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.on_token = on_token
+        self.now = 0.0
+        self.recorder = self._new_recorder()
+        self._arriving: list[tuple[float, int, Request]] = []
+        self._arriving_ids: set[int | str] = set()
+        self._num_added = 0
+
+    def _new_recorder(self) -> Recorder:
+        pool = self.scheduler.pool
+        return Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size)
+
+    def add(self, request: Request) -> None:
+        """Take a request in at its arrival time (or now, if that has passed).
+
+        Raises
+        ------
+        InvalidRequestError
+            It can never run here, or its id is in use.
+        """
+        self.scheduler.validate(request)
+        if request.request_id in self._arriving_ids:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use by an arriving request")
+        if request.arrival_time <= self.now:
+            self.scheduler.add(request)
+            return
+        self._arriving_ids.add(request.request_id)
+        heappush(self._arriving, (request.arrival_time, self._num_added, request))
+        self._num_added += 1
+
+    def abort(self, request_id: int | str) -> None:
+        """End a request in any state; unknown ids are ignored."""
+        self._arriving_ids.discard(request_id)
+        self.scheduler.abort(request_id)
+        self.recorder.leave(self.scheduler.drain_released(), self.scheduler.num_steps, self.now)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is live or yet to arrive."""
+        return self.scheduler.has_requests or bool(self._arriving_ids)
+
+    def step(self) -> list[Request]:
+        """Run one step, at the next arrival if nobody is live; return the requests that left.
+
+        An exception of the runner (or an interrupt) leaves the engine as it was before the step: it can go on.
+        """
+        self._take_arrivals()
+        began = perf_counter()
+        step = self.scheduler.schedule()
+        self.recorder.begin(step, self.scheduler, self.now)
+        result = self.runner.execute(step)
+        left = self.scheduler.update(step, result.tokens, result.errors, self.on_token)
+        host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
+        self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
+        self.now += result.elapsed_s + host_s
+        return left
+
+    def _take_arrivals(self) -> None:
+        if not self.scheduler.has_requests and self._arriving_ids:
+            while self._arriving[0][2].request_id not in self._arriving_ids:
+                heappop(self._arriving)
+            self.now = max(self.now, self._arriving[0][0])
+        while self._arriving and self._arriving[0][0] <= self.now:
+            request = heappop(self._arriving)[2]
+            if request.request_id in self._arriving_ids:  # else aborted before it arrived
+                self._arriving_ids.remove(request.request_id)
+                self.scheduler.add(request)
+
+    def run(self, requests: Iterable[Request] = (), *, progress: bool = False) -> Result:
+        """Run requests to their end and return the tables of this run.
+
+        A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
+        a row. If interrupted, every request of this run is aborted and the engine is ready for the next.
+
+        Parameters
+        ----------
+        requests : iterable of Request
+        progress : bool
+            Show a bar of finished requests.
+        """
+        self.recorder = self._new_recorder()
+        names = []
+        try:
+            for request in requests:
+                try:
+                    self.add(request)
+                    names.append(request.request_id)
+                except InvalidRequestError as error:
+                    request.finish_reason, request.error = "rejected", error
+                    self.recorder.reject(request)
+            with tqdm(total=len(names), unit="request", disable=not progress) as bar:
+                while self.has_requests:
+                    bar.update(len(self.step()))
+        except BaseException:
+            for name in names:
+                self.abort(name)
+            raise
+        return self.recorder.result()

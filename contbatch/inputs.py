@@ -1,0 +1,58 @@
+"""A scheduled step as the int arrays that a model step takes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contbatch.request import Request
+from contbatch.step import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Arrays of one ragged batch; sequences in the order of the step's grants, tokens of each side by side."""
+
+    input_ids: NDArray[np.int64]
+    """(num_tokens,)"""
+    cumulative_sequence_length: NDArray[np.int32]
+    """(num_seqs + 1,) where each sequence's new tokens begin and end"""
+    past_seqlens: NDArray[np.int32]
+    """(num_seqs,) tokens already in pages"""
+    block_table: NDArray[np.int32]
+    """(num_seqs, max_pages) page ids, -1 where unmapped"""
+    logits_indices: NDArray[np.int64]
+    """(num_sampled,) rows of the batch whose logits are wanted"""
+    sampled: list[Request]
+    """The requests those rows belong to"""
+
+
+def pack(step: SchedulerOutput) -> StepInputs:
+    """Pack the grants of a step, in their order.
+
+    Raises
+    ------
+    InvalidRequestError
+        A request has only a length in place of `prompt_token_ids`.
+    """
+    input_ids: list[int] = []
+    ends, past, last, sampled = [0], [], [], []
+    for request, start, num_tokens, samples, _ in step.grants:
+        input_ids += request.token_ids(start, start + num_tokens)
+        ends.append(len(input_ids))
+        past.append(start)
+        if samples:
+            last.append(len(input_ids) - 1)
+            sampled.append(request)
+    pages = [grant.request.pages for grant in step.grants]
+    table = np.full((len(pages), max(map(len, pages), default=0)), -1, np.int32)
+    for row, ids in zip(table, pages, strict=True):
+        row[: len(ids)] = ids
+    return StepInputs(
+        input_ids=np.array(input_ids, np.int64),
+        cumulative_sequence_length=np.array(ends, np.int32),
+        past_seqlens=np.array(past, np.int32),
+        block_table=table,
+        logits_indices=np.array(last, np.int64),
+        sampled=sampled,
+    )

@@ -1,0 +1,119 @@
+"""What a run was like: a row per step, per request, per stretch of a seat; and their summary.
+
+Symbols and definitions: docs/metrics.md. A request has arrival a and n output tokens that reach the client at
+t₁ … tₙ. TTFT = t₁ - a; ITL: the n - 1 gaps; TPOT = (tₙ - t₁) / (n - 1), undefined (NaN, never 0) for n = 1 and where an
+answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (Orca, vLLM).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from contbatch.request import Request
+
+STEP_COLUMNS = [
+    *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
+    *("decode_tokens", "padding_tokens", "admitted", "preempted", "live_pages", "kv_tokens", "sampled_tokens", "left"),
+]
+REQUEST_COLUMNS = [
+    *("request_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
+    *("output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
+    *("normalized_latency_s", "max_itl_s"),
+]
+SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s"]
+NAN = float("nan")
+
+
+def request_row(
+    request: Request, admitted_s: float, token_s: Sequence[float], generated_s: float
+) -> tuple[object, ...]:
+    """Make the row of a request whose tokens reached the client at `token_s`, the last being made at `generated_s`."""
+    arrival, n = request.arrival_time, len(token_s)
+    first, last = (token_s[0], token_s[-1]) if n else (NAN, NAN)
+    in_pieces = n > 1 and last > first
+    tpot = (last - first) / (n - 1) if in_pieces else NAN
+    itl = max(b - a for a, b in pairwise(token_s)) if in_pieces else NAN
+    row: tuple[object, ...] = (request.request_id, arrival, admitted_s, first, last, generated_s, request.num_prompt_tokens, n)
+    row += (request.finish_reason, request.num_preemptions, admitted_s - arrival, first - arrival, tpot, last - arrival)
+    return (*row, (last - arrival) / n if n else NAN, itl)
+
+
+def _spread(values: pd.Series, name: str) -> dict[str, float]:
+    """Mean and percentiles (linear interpolation) of the defined values."""
+    known = values.to_numpy(dtype=float)
+    known = known[~np.isnan(known)]
+    if not known.size:
+        known = np.array([NAN])
+    percentiles = {f"{name}_p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)}
+    return {f"{name}_mean": float(known.mean()), **percentiles}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The tables of a run. Times are seconds on the engine's clock."""
+
+    requests: pd.DataFrame
+    """A row per request that left, in order of leaving."""
+    steps: pd.DataFrame
+    """A row per step: seats taken, and what they did, while it ran."""
+    segments: pd.DataFrame
+    """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released)."""
+    token_s: dict[int | str, list[float]]
+    """When each output token reached the client, by request id."""
+    num_pages: int
+    page_size: int
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """The rows of the requests that came to their end: finish reason "stop" or "length"."""
+        return self.requests[self.requests.finish_reason.isin(["stop", "length"])]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the end of the last step."""
+        if self.steps.empty or self.requests.empty:
+            return NAN
+        last = self.steps.iloc[-1]
+        return float(last.start_s + last.elapsed_s + last.host_s - self.requests.arrival_s.min())
+
+    def itl_s(self) -> pd.Series:
+        """Return the gaps between tokens of all finished requests, pooled; an answer in one piece has none."""
+        streamed = self.finished.dropna(subset="tpot_s").request_id
+        return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
+
+    def goodput(self, *, ttft_s: float = np.inf, tpot_s: float = np.inf, e2e_s: float = np.inf) -> float:
+        """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""
+        done = self.finished
+        good = (done.ttft_s <= ttft_s) & ~(done.tpot_s > tpot_s) & (done.e2e_s <= e2e_s)
+        return float(good.sum()) / self.duration_s
+
+    def summary(self) -> pd.Series:
+        """Return the run in figures; latencies are those of the finished requests.
+
+        `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
+        taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
+        share of held page slots with a token in them, all over steps.
+        """
+        done, steps = self.finished, self.steps
+        tokens = int(done.output_tokens.sum())
+        held_slots = int(steps.live_pages.sum()) * self.page_size
+        figures = {
+            "requests": len(done),
+            "failed": len(self.requests) - len(done),
+            "duration_s": self.duration_s,
+            "output_tokens": tokens,
+            "output_tokens_per_s": tokens / self.duration_s,
+            "requests_per_s": len(done) / self.duration_s,
+            "steps": len(steps),
+            "mean_seqs": steps.seqs.mean(),
+            "wasted_seats": steps.held_seats.sum() / max(1, steps.seats.sum()),
+            "page_use": steps.live_pages.mean() / self.num_pages,
+            "kv_use": steps.kv_tokens.sum() / held_slots if held_slots else NAN,
+            "preemptions": int(self.requests.preemptions.sum()),
+        }
+        for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
+            figures |= _spread(done[name], name)
+        return pd.Series(figures | _spread(self.itl_s(), "itl_s"), dtype=float)
