@@ -1,0 +1,171 @@
+"""Logits to token ids. Row by row: nothing drawn for a request depends on who shares its batch.
+
+Filters act in vLLM's order (`vllm.v1.sample.sampler.Sampler`): temperature, min-p, top-k, top-p, each on what the
+one before left, renormalised. Hugging Face Transformers puts min-p last, which differs only if top-p is on too.
+Both keep every token that ties with the k-th; here equal logits rank by id, lowest first, so that top-k keeps k.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from contbatch.errors import InvalidRequestError, LogitsError
+from contbatch.request import SamplingParams
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_FLOAT32 = np.finfo(np.float32)
+_COLUMN = 32
+"""Logits per column maximum in `_top_k`: a pass over maxima is cheaper than a partition of the whole row."""
+_BLOCK = 128
+"""Weights summed together before the inverse CDF looks inside one block: a running sum of all is far slower."""
+
+
+def sample(
+    logits: Floats, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Ids, dict[int, Exception]]:
+    """Choose one token per row.
+
+    Temperature 0 takes the largest logit. Otherwise the kept tokens, in order of id, divide [0, 1) by probability,
+    and the token on which the row's uniform number falls is taken: unlike an order by probability, small differences
+    in logits then seldom change the token. Of equally large logits, greedy takes the lowest id.
+
+    Parameters
+    ----------
+    logits : ndarray of float32, (num_rows, vocab_size)
+        Left as it is. A token with logit -inf is never chosen.
+    params, seeds, positions : sequences of num_rows
+        How to choose; the request's seed; index of the token among the request's outputs. The last two, and nothing
+        else, decide the uniform number (see `uniforms`); greedy rows ignore them.
+
+    Returns
+    -------
+    token_ids : ndarray of int64, (num_rows,)
+        -1 in failed rows.
+    errors : dict of int to LogitsError
+        Rows from which nothing can be chosen: their logits hold NaN or +inf, or are all -inf.
+
+    Raises
+    ------
+    LogitsError
+        Wrong type or shape.
+    InvalidRequestError
+        The seed or position of a sampled row is not an integer in [0, 2**64).
+    """
+    _check(logits, params, seeds, positions)
+    token_ids = np.argmax(logits, axis=1)
+    # argmax stops at the first NaN, so the chosen logit alone tells whether the row can be used.
+    largest = logits[np.arange(len(logits)), token_ids]
+    usable = np.isfinite(largest)
+    errors: dict[int, Exception] = {}
+    for row in np.flatnonzero(~usable).tolist():
+        errors[row] = LogitsError(
+            f"row {row}: the largest logit must be finite, got {largest[row]} at token {token_ids[row]}"
+        )
+        token_ids[row] = -1
+    rows = [row for row, p in enumerate(params) if p.temperature > 0 and usable[row]]
+    if rows:
+        draws = uniforms([seeds[row] for row in rows], [positions[row] for row in rows])
+        with np.errstate(over="ignore", under="ignore"):
+            for row, u in zip(rows, draws.tolist(), strict=True):
+                token_ids[row] = _draw(logits[row], largest[row], params[row], u)
+    return token_ids, errors
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return each request's uniform number in [0, 1) for its output token at a position.
+
+    Equal to `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`: Philox is counter-based
+    (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), so there is no state to keep or to lose.
+    """
+    stream = np.random.Philox(key=0)
+    state = stream.state
+    draws = np.empty(len(seeds), np.float64)
+    for i, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        for name, value in (("seed", seed), ("position", position)):
+            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**64):
+                raise InvalidRequestError(f"{name} must be an integer in [0, 2**64), got {value!r}")
+        state["state"]["key"][0], state["state"]["counter"][0] = seed, position
+        stream.state = state
+        draws[i] = (stream.random_raw() >> 11) * 2.0**-53
+    return draws
+
+
+def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], positions: Sequence[int]) -> None:
+    if not isinstance(logits, np.ndarray) or logits.dtype != np.float32 or logits.ndim != 2 or logits.shape[1] == 0:
+        got = f"{logits.dtype} {logits.shape}" if isinstance(logits, np.ndarray) else type(logits).__name__
+        raise LogitsError(f"logits must be a float32 array of (num_rows, vocab_size ≥ 1), got {got}")
+    lengths = len(params), len(seeds), len(positions)
+    if set(lengths) != {len(logits)}:
+        raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
+
+
+def _draw(row: Floats, largest: np.float32, params: SamplingParams, u: float) -> int:
+    """Return the token on which u falls; `largest` is the row's maximum, finite."""
+    ids, values = None, row
+    # Min-p and top-k each keep the first so many by rank: they commute, and the cheaper one goes first.
+    if 0 < params.top_k < row.size:
+        ids = _top_k(row, params.top_k)
+        values = row[ids]
+    temperature = np.float32(min(max(params.temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
+    weights = np.exp((values - largest) / temperature)
+    if params.min_p > 0:
+        keep = np.flatnonzero(weights >= params.min_p)
+        ids, values, weights = keep if ids is None else ids[keep], values[keep], weights[keep]
+    blocks = _block_sums(weights)
+    if params.top_p < 1:
+        keep = _nucleus(values, weights, float(blocks.sum(dtype=np.float64)), params.top_p)
+        ids, weights = keep if ids is None else ids[keep], weights[keep]
+        blocks = _block_sums(weights)
+    block, u = _inverse_cdf(blocks, u)
+    start = block * _BLOCK
+    index = start + _inverse_cdf(weights[start : start + _BLOCK], u)[0]
+    return index if ids is None else int(ids[index])
+
+
+def _best(values: Floats, count: int) -> Ids:
+    """Return where the `count` largest values stand, ascending; of equal ones the first are taken."""
+    cut = np.partition(values, values.size - count)[values.size - count]
+    keep = np.flatnonzero(values >= cut)
+    excess = keep.size - count
+    return np.delete(keep, np.flatnonzero(values[keep] == cut)[-excess:]) if excess else keep
+
+
+def _top_k(row: Floats, k: int) -> Ids:
+    """Return `_best(row, k)`, in about half the time where k is small against the row."""
+    width = row.size // _COLUMN
+    if k > width // 8:
+        return _best(row, k)
+    body, tail = row[: _COLUMN * width].reshape(_COLUMN, width), row[_COLUMN * width :]
+    maxima = body.max(axis=0)
+    # k columns reach the cut, so at least k logits do, and none of the k best is below it.
+    cut = np.partition(maxima, width - k)[width - k]
+    columns = np.flatnonzero(maxima >= cut)
+    lines, places = np.nonzero(body[:, columns] >= cut)
+    ids = np.concatenate([lines * width + columns[places], body.size + np.flatnonzero(tail >= cut)])
+    return ids[_best(row[ids], k)]
+
+
+def _nucleus(values: Floats, weights: Floats, total: float, top_p: float) -> Ids:
+    """Return where the fewest best-ranked tokens stand whose weights reach `top_p` of their total, ascending."""
+    # However many weights lie below this floor, they sum to no more than may be left out: no need to sort them.
+    likely = np.flatnonzero(weights >= (1 - top_p) * total / weights.size)
+    reached = np.cumsum(np.sort(weights[likely])[::-1], dtype=np.float64)
+    count = min(int(reached.searchsorted(top_p * total)) + 1, likely.size)
+    return likely[_best(values[likely], count)]
+
+
+def _block_sums(weights: Floats) -> Floats:
+    return np.add.reduceat(weights, np.arange(0, weights.size, _BLOCK))
+
+
+def _inverse_cdf(weights: Floats, u: float) -> tuple[int, float]:
+    """Return the index on which u in [0, 1) falls, never one of weight 0, and how far into it u lies, in [0, 1)."""
+    reached = np.cumsum(weights, dtype=np.float64)
+    # Rounded or not, u times the total stays below the total: u is at most 1 - 2**-53.
+    target = u * float(reached[-1])
+    index = int(reached.searchsorted(target, side="right"))
+    before = float(reached[index - 1]) if index else 0.0
+    return index, (target - before) / (float(reached[index]) - before)
