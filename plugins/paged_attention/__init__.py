@@ -1,1 +1,1 @@
-"""The PagedAttention operator: contract in README.md, executable spec in reference.py, CPU kernel in cpu.py."""
+"""PagedAttention: the contract (README.md), the executable spec and the kernels."""

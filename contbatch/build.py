@@ -1,0 +1,183 @@
+"""Export a model once and keep the result in a cache, where its manifest says what it is made of."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from contbatch.errors import ModelFileError
+from contbatch.export import export_onnx, onnx_dtype, read_config, read_metadata, versions
+
+logger = logging.getLogger("contbatch")
+
+MODEL, DATA, MANIFEST = "model.onnx", "model.onnx.data", "manifest.json"
+# Modules whose code shapes the exported file. Their hash is in the manifest: nobody has to remember to raise a number.
+_EXPORTER = ("export", "gguf_file", "gguf_model", "graph", "huggingface", "model", "text_file", "weights")
+_TEMPORARY, _HASHES, _DAY = ".build-", "sha256.json", 86400.0
+
+
+def build(
+    source: str | os.PathLike[str], dtype: str = "float32", cache_dir: str | os.PathLike[str] | None = None
+) -> Path:
+    """Return the folder of the exported model, made now unless the cache has it.
+
+    A folder that is stale (other versions or code of the exporter), incomplete or damaged is made anew, with a
+    one-line message to the "contbatch" logger. Processes may build the same model at once: each works in a folder of
+    its own, and the first to finish wins.
+
+    Parameters
+    ----------
+    source : path
+        A GGUF file or a Hugging Face directory. It is hashed once and again when its size or time of change differ.
+    dtype : {"float32", "bfloat16", "float16"}
+    cache_dir : path, optional
+        In place of `contbatch.catalog.cache_dir()`.
+
+    Returns
+    -------
+    Path
+        `<cache>/<name>-<dtype>-<hash of the source>/` with model.onnx, model.onnx.data and manifest.json.
+
+    Raises
+    ------
+    ModelFileError
+        The source is missing or malformed.
+    UnsupportedModelError
+        An unknown dtype, or a model that can't be exported.
+    """
+    onnx_dtype(dtype)
+    source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
+    if cache_dir is None:
+        from contbatch import catalog
+
+        cache_dir = catalog.cache_dir()
+    cache = Path(cache_dir).expanduser()
+    cache.mkdir(parents=True, exist_ok=True)
+    source_sha256 = _source_sha256(source, cache)
+    identity = {
+        "source": {"name": source.name, "sha256": source_sha256},
+        "dtype": dtype,
+        "versions": versions(),
+        "exporter": _exporter_hash(),
+    }
+    folder = cache / f"{source.name.removesuffix('.gguf')}-{dtype}-{source_sha256[:12]}"
+    if not folder.exists():
+        logger.info("exporting %s to %s", source.name, folder)
+    elif problem := _problem(folder, identity):
+        logger.warning("exporting %s again: %s %s", source.name, folder, problem)
+    else:
+        return folder
+    _remove_leftovers(cache)
+    with TemporaryDirectory(prefix=_TEMPORARY, dir=cache) as temporary:
+        _export(source, dtype, Path(temporary) / "new", identity)
+        _install(Path(temporary) / "new", folder, identity)
+    return folder
+
+
+def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any]) -> None:
+    from contbatch.model import load_model
+
+    path = export_onnx(load_model(source), folder / MODEL, dtype)
+    manifest = {
+        **identity,
+        "config": asdict(read_config(path)),
+        "weights_sha256": read_metadata(path)["weights_sha256"],
+        "files": {
+            MODEL: {"size": path.stat().st_size, "sha256": _sha256(path)},
+            DATA: {"size": (folder / DATA).stat().st_size},
+        },
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _problem(folder: Path, identity: Mapping[str, Any]) -> str | None:
+    """Say what keeps a folder from being used as it is; None if nothing does."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for key, value in identity.items():
+            if manifest[key] != value:
+                return f"has {key} {manifest[key]}, now {value}"
+        for name, expected in manifest["files"].items():
+            size = (folder / name).stat().st_size
+            if size != expected["size"]:
+                return f"has {size} bytes of {name}, not {expected['size']}"
+        if _sha256(folder / MODEL) != manifest["files"][MODEL]["sha256"]:
+            return f"has another {MODEL} than its manifest says"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"is incomplete or has a malformed manifest ({error!r})"
+    return None
+
+
+def _install(new: Path, folder: Path, identity: Mapping[str, Any]) -> None:
+    """Move a finished folder into place, unless another process was faster; what stood there joins the temporary."""
+    for attempt in range(9):
+        try:
+            os.replace(new, folder)
+        except OSError:
+            if attempt == 8 or not folder.is_dir():
+                raise
+        else:
+            return
+        if _problem(folder, identity) is None:
+            return
+        with suppress(FileNotFoundError):
+            os.replace(folder, new.with_name(f"stale-{attempt}"))
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Remove what builds that were killed left behind; a live build is never a day old."""
+    for folder in cache.glob(f"{_TEMPORARY}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime > _DAY:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _source_sha256(source: Path, cache: Path) -> str:
+    """Hash a file, or the JSON and safetensors files of a folder; hashes are remembered by path, size and time."""
+    files = [source] if source.is_file() else sorted([*source.glob("*.json"), *source.glob("*.safetensors")])
+    if not files:
+        raise ModelFileError(f"{source}: neither a file nor a folder with config.json and safetensors")
+    known = _read_hashes(cache / _HASHES)
+    found: dict[str, list[Any]] = {}
+    for file in files:
+        size, mtime = file.stat().st_size, file.stat().st_mtime_ns
+        entry = known.get(str(file))
+        found[str(file)] = entry if entry and entry[:2] == [size, mtime] else [size, mtime, _sha256(file)]
+    if any(known.get(file) != entry for file, entry in found.items()):
+        with TemporaryDirectory(prefix=_TEMPORARY, dir=cache) as temporary:
+            part = Path(temporary) / _HASHES
+            part.write_text(json.dumps(known | found, indent=2) + "\n", encoding="utf-8")
+            os.replace(part, cache / _HASHES)
+    hashes = {file.name: found[str(file)][2] for file in files}
+    if source.is_file():
+        return str(hashes[source.name])
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+
+def _read_hashes(path: Path) -> dict[str, list[Any]]:
+    """Remembered hashes; a missing or damaged file only costs hashing again."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8")).items()
+        return {file: [int(size), int(mtime), str(sha256)] for file, (size, mtime, sha256) in entries}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _exporter_hash() -> str:
+    code = b"".join(Path(__file__).with_name(f"{module}.py").read_bytes() for module in _EXPORTER)
+    return hashlib.sha256(code).hexdigest()[:12]

@@ -1,0 +1,87 @@
+"""An exported model run by ONNX's own reference evaluator: slow, and only as clever as the standard."""
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from contbatch.errors import RunnerError
+from contbatch.export import read_config
+from contbatch.plugins.paged_attention.reference import paged_attention
+
+
+class PagedAttention(OpRun):
+    """`com.microsoft::PagedAttention` for `onnx.reference.ReferenceEvaluator(..., new_ops=[PagedAttention])`."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, *inputs: np.ndarray | None, **attributes: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        outputs: tuple[np.ndarray, np.ndarray, np.ndarray] = paged_attention(*inputs, **attributes)
+        return outputs
+
+
+class ReferenceModel:
+    """An exported model and its pages.
+
+    Parameters
+    ----------
+    path : path
+        An .onnx file of `contbatch.export.export_onnx`, in any of its dtypes.
+    num_pages, page_size : int
+        Pages per layer, tokens per page. Each layer holds keys and values of the file's dtype, shape
+        (num_pages, page_size, kv_num_heads, head_size).
+
+    Raises
+    ------
+    ModelFileError
+        The file is missing, is no ONNX or was not written by `export_onnx`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int) -> None:
+        self.config = read_config(path)
+        proto = onnx.load(path)
+        shape = (num_pages, page_size, self.config.kv_num_heads, self.config.head_size)
+        self.caches = {
+            value.name: np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+            for value in proto.graph.input
+            if value.name.startswith(("key_cache.", "value_cache."))
+        }
+        self._evaluator: ReferenceEvaluator | None = ReferenceEvaluator(proto, new_ops=[PagedAttention])
+
+    def forward(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Run one step and keep its keys and values.
+
+        Parameters
+        ----------
+        inputs : mapping
+            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
+            `contbatch.graph.decoder`.
+
+        Returns
+        -------
+        ndarray
+            Logits, float32 (num_logits, vocab_size).
+
+        Raises
+        ------
+        RunnerError
+            After `close`; for a token id outside the vocabulary, a row outside the step, or anything that the
+            operator's contract forbids, such as a page outside the pool. The pages are as before then.
+        """
+        if self._evaluator is None:
+            raise RunnerError("forward() after close()")
+        limits = {"input_ids": self.config.vocab_size, "logits_indices": len(inputs["input_ids"])}
+        for name, limit in limits.items():
+            for value in inputs[name][(inputs[name] < 0) | (inputs[name] >= limit)][:1]:
+                raise RunnerError(f"{name} must be in [0, {limit}), got {value}")
+        with np.errstate(over="ignore", invalid="ignore"):  # Sigmoid computes both of its branches and drops one
+            logits, *caches = map(np.asarray, self._evaluator.run(None, {**inputs, **self.caches}))
+        self.caches = dict(zip(self.caches, caches, strict=True))
+        return logits
+
+    def close(self) -> None:
+        """Free model and pages; idempotent."""
+        self._evaluator, self.caches = None, {}

@@ -1,0 +1,139 @@
+"""The op in numpy: the executable spec, and the oracle its kernels are tested against."""
+
+import ml_dtypes
+import numpy as np
+from contbatch.plugins.paged_attention.contract import require_array, require_attributes, require_rotary, validate
+
+from contbatch.errors import RunnerError
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def paged_attention(
+    query: np.ndarray,
+    key: np.ndarray | None,
+    value: np.ndarray | None,
+    key_cache: np.ndarray,
+    value_cache: np.ndarray,
+    cumulative_sequence_length: np.ndarray,
+    past_seqlens: np.ndarray,
+    block_table: np.ndarray,
+    cos_cache: np.ndarray | None = None,
+    sin_cache: np.ndarray | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    local_window_size: int = -1,
+    do_rotary: int = 0,
+    rotary_interleaved: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Causal grouped-query attention over K/V kept in pages; `com.microsoft::PagedAttention` of ONNX Runtime.
+
+    Inputs and attributes are those of the README, as float32, float16 or bfloat16; key and value are None when the
+    query is packed. Computed in float64. K/V are rounded to the dtype of the caches when stored, and read back from
+    the pages also in this step.
+
+    Returns
+    -------
+    output, key_cache_out, value_cache_out
+        (num_tokens, num_heads·head_size) of the query's dtype, and updated copies of the caches. Rows past the last
+        cumulative length are padding: zero, and nothing is stored for them.
+
+    Raises
+    ------
+    RunnerError
+        For any input outside the contract (see `contract.validate`); nothing is computed then.
+    """
+    rotary = () if not do_rotary else (cos_cache, sin_cache)
+    tables = [table for table in rotary if table is not None]
+    if len(tables) < len(rotary) or (key is None) != (value is None):
+        raise RunnerError("PagedAttention: key and value, and with do_rotary cos_cache and sin_cache, come in pairs")
+    max_position = tables[0].shape[0] if tables else None
+    require_attributes(num_heads, kv_num_heads, scale, softcap, local_window_size, max_position)
+    q, k, v = _split_heads(query, key, value, key_cache, value_cache, num_heads, kv_num_heads)
+    num_pages, page_size, _, head_size = key_cache.shape
+    if tables:
+        require_rotary(tables[0], tables[1], head_size)
+    validate(
+        cumulative_sequence_length,
+        past_seqlens,
+        block_table,
+        num_tokens=query.shape[0],
+        num_pages=num_pages,
+        page_size=page_size,
+        local_window_size=local_window_size,
+        max_position=max_position,
+    )
+    output = np.zeros(q.shape)
+    key_cache, value_cache = key_cache.copy(), value_cache.copy()
+    for s, past in enumerate(past_seqlens.astype(np.int64)):
+        tokens = slice(cumulative_sequence_length[s], cumulative_sequence_length[s + 1])
+        position = past + np.arange(tokens.stop - tokens.start)
+        if not position.size:
+            continue
+        q_s, k_s = q[tokens], k[tokens]
+        if tables:
+            cos, sin = (table[position, None].astype(np.float64) for table in tables)
+            q_s, k_s = (_rotate(x, cos, sin, rotary_interleaved) for x in (q_s, k_s))
+        at = block_table[s, position // page_size], position % page_size
+        key_cache[at], value_cache[at] = k_s, v[tokens]
+
+        window = local_window_size if local_window_size > 0 else past + position.size
+        seen = np.arange(max(0, past - window + 1), past + position.size)
+        visible = (seen <= position[:, None]) & (seen > position[:, None] - window)
+        at = block_table[s, seen // page_size], seen % page_size
+        k_s, v_s = (cache[at].astype(np.float64) for cache in (key_cache, value_cache))
+        output[tokens] = _attend(q_s, k_s, v_s, visible, scale or head_size**-0.5, softcap)
+    return output.reshape(len(query), -1).astype(query.dtype), key_cache, value_cache
+
+
+def _split_heads(
+    query: np.ndarray,
+    key: np.ndarray | None,
+    value: np.ndarray | None,
+    key_cache: np.ndarray,
+    value_cache: np.ndarray,
+    num_heads: int,
+    kv_num_heads: int,
+) -> list[np.ndarray]:
+    """Query, key and value as float64 (num_tokens, heads, head_size); raises when a shape or dtype does not fit."""
+    if key_cache.ndim != 4:
+        raise RunnerError(f"PagedAttention: key_cache must have four dimensions, got shape {key_cache.shape}")
+    head_size = key_cache.shape[3]
+    require_array("key_cache", key_cache, (*key_cache.shape[:2], kv_num_heads, head_size), *FLOATS)
+    require_array("value_cache", value_cache, key_cache.shape, key_cache.dtype)
+    q_width, kv_width = num_heads * head_size, kv_num_heads * head_size
+    if key is None or value is None:
+        require_array("packed query", query, (len(query), q_width + 2 * kv_width), *FLOATS)
+        query, key, value = np.split(query, [q_width, q_width + kv_width], axis=1)
+    require_array("query", query, (len(query), q_width), *FLOATS)
+    require_array("key", key, (len(query), kv_width), query.dtype)
+    require_array("value", value, (len(query), kv_width), query.dtype)
+    return [x.astype(np.float64).reshape(len(x), -1, head_size) for x in (query, key, value)]
+
+
+def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: int) -> np.ndarray:
+    """Rotary position embedding (Su et al. 2021) of x (n, heads, head_size), cos and sin (n, 1, rotary_dim / 2)."""
+    half = cos.shape[-1]
+    a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    y = x.copy()
+    y[..., a] = x[..., a] * cos - x[..., b] * sin
+    y[..., b] = x[..., b] * cos + x[..., a] * sin
+    return y
+
+
+def _attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray, scale: float, softcap: float
+) -> np.ndarray:
+    """Softmax attention of q (n, heads, d) over k, v (m, kv_heads, d); query head h reads KV head h // (heads / kv)."""
+    group = q.shape[1] // k.shape[1]
+    score = np.einsum("nhd,mhd->hnm", q, k.repeat(group, axis=1)) * scale
+    if softcap > 0:
+        score = softcap * np.tanh(score / softcap)
+    score = np.where(visible, score, -np.inf)
+    weight = np.exp(score - score.max(axis=-1, keepdims=True))
+    weight /= weight.sum(axis=-1, keepdims=True)
+    out: np.ndarray = np.einsum("hnm,mhd->nhd", weight, v.repeat(group, axis=1))
+    return out
