@@ -1,1 +1,77 @@
-"""Continuous batching and paged attention you can read."""
+"""Continuous batching and paged attention you can read: one scheduler, simulated or on a real model.
+
+Nothing heavy is imported until a name is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contbatch import errors, plots
+    from contbatch.engine import Engine, StepResult
+    from contbatch.llm import LLM
+    from contbatch.metrics import Result
+    from contbatch.output import RequestOutput
+    from contbatch.pages import PagePool
+    from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
+    from contbatch.request import Request, RequestStatus, SamplingParams
+    from contbatch.scheduler import Scheduler
+    from contbatch.step import Grant, SchedulerOutput
+
+_WHERE = {
+    "errors": "",
+    "plots": "",
+    "ChunkedPrefill": "policies",
+    "ContinuousBatching": "policies",
+    "Engine": "engine",
+    "Grant": "step",
+    "LLM": "llm",
+    "OneAtATime": "policies",
+    "Orca": "policies",
+    "PagePool": "pages",
+    "Policy": "policies",
+    "Request": "request",
+    "RequestOutput": "output",
+    "RequestStatus": "request",
+    "Result": "metrics",
+    "SamplingParams": "request",
+    "Scheduler": "scheduler",
+    "SchedulerOutput": "step",
+    "StaticBatching": "policies",
+    "StepResult": "engine",
+}
+__all__ = [  # noqa: RUF022 - the order in which a reader meets them
+    "LLM",
+    "SamplingParams",
+    "Request",
+    "RequestStatus",
+    "RequestOutput",
+    "Policy",
+    "ContinuousBatching",
+    "ChunkedPrefill",
+    "Orca",
+    "StaticBatching",
+    "OneAtATime",
+    "Scheduler",
+    "SchedulerOutput",
+    "Grant",
+    "PagePool",
+    "Engine",
+    "StepResult",
+    "Result",
+    "errors",
+    "plots",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'contbatch' has no attribute {name!r}")
+    if not _WHERE[name]:
+        return import_module(f"contbatch.{name}")
+    value = globals()[name] = getattr(import_module(f"contbatch.{_WHERE[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

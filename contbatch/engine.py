@@ -6,10 +6,9 @@ from heapq import heappop, heappush
 from time import perf_counter
 from typing import Protocol
 
-from tqdm.auto import tqdm
-
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
+from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
 from contbatch.request import Request
 from contbatch.scheduler import Scheduler
@@ -59,14 +58,15 @@ class Engine:
         self.runner = runner
         self.on_token = on_token
         self.now = 0.0
-        self.recorder = self._new_recorder()
+        self.forget()
         self._arriving: list[tuple[float, int, Request]] = []
         self._arriving_ids: set[int | str] = set()
         self._num_added = 0
 
-    def _new_recorder(self) -> Recorder:
+    def forget(self) -> None:
+        """Drop the rows recorded so far."""
         pool = self.scheduler.pool
-        return Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size)
+        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size)
 
     def add(self, request: Request) -> None:
         """Take a request in at its arrival time (or now, if that has passed).
@@ -136,7 +136,7 @@ class Engine:
         progress : bool
             Show a bar of finished requests.
         """
-        self.recorder = self._new_recorder()
+        self.forget()
         names = []
         try:
             for request in requests:
@@ -146,9 +146,10 @@ class Engine:
                 except InvalidRequestError as error:
                     request.finish_reason, request.error = "rejected", error
                     self.recorder.reject(request)
-            with tqdm(total=len(names), unit="request", disable=not progress) as bar:
+            with progress_bar(len(names), "request", progress) as bar:
                 while self.has_requests:
-                    bar.update(len(self.step()))
+                    if left := self.step():
+                        bar.update(len(left))
         except BaseException:
             for name in names:
                 self.abort(name)

@@ -1,6 +1,6 @@
 """A scheduled step as the int arrays that a model step takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,10 @@ class StepInputs:
     """(num_sampled,) rows of the batch whose logits are wanted"""
     sampled: list[Request]
     """The requests those rows belong to"""
+
+    def feed(self) -> dict[str, np.ndarray]:
+        """Return the arrays by name, as an exported model takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampled"}
 
 
 def pack(step: SchedulerOutput) -> StepInputs:

@@ -36,7 +36,16 @@ def request_row(
     in_pieces = n > 1 and last > first
     tpot = (last - first) / (n - 1) if in_pieces else NAN
     itl = max(b - a for a, b in pairwise(token_s)) if in_pieces else NAN
-    row: tuple[object, ...] = (request.request_id, arrival, admitted_s, first, last, generated_s, request.num_prompt_tokens, n)
+    row: tuple[object, ...] = (
+        request.request_id,
+        arrival,
+        admitted_s,
+        first,
+        last,
+        generated_s,
+        request.num_prompt_tokens,
+        n,
+    )
     row += (request.finish_reason, request.num_preemptions, admitted_s - arrival, first - arrival, tpot, last - arrival)
     return (*row, (last - arrival) / n if n else NAN, itl)
 

@@ -88,7 +88,8 @@ class Planner:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler = self.scheduler
         need = self.pool.pages_for(max(scheduler.policy.reserve(request), request.num_computed_tokens + tokens))
-        if not scheduler.free_seats or need > self.pool.num_free:
+        left = self.pool.num_free - need
+        if not scheduler.free_seats or left < 0 or (left < len(scheduler.running) and left < self._owed()):
             self.admitting = False
             return
         request.pages = self.pool.take(need)
@@ -99,12 +100,20 @@ class Planner:
 
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
-        need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
+        need = self._lack(request, tokens)
         if need > self.pool.num_free:
             return False
-        if need > 0:
-            request.pages += self.pool.take(need)
+        request.pages += self.pool.take(need)
         return True
+
+    def _lack(self, request: Request, tokens: int) -> int:
+        """Pages that a running request has too few of for `tokens` more tokens."""
+        return max(0, self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages))
+
+    def _owed(self) -> int:
+        """Pages that the running need to get on: were newcomers to take them, a stream of these would starve those."""
+        waiting_turn = (r for r in self.scheduler.running if r.status is RUNNING and r.request_id not in self.seen)
+        return sum(self._lack(r, 1) for r in waiting_turn)
 
     def _preempt_for(self, request: Request, tokens: int, plan: Plan) -> Plan:
         """Preempt from the lowest rank up until `request` has room; return the rest of the plan.

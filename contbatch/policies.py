@@ -64,6 +64,10 @@ class ContinuousBatching(Policy):
     SOSP 2023) for the pages.
     """
 
+    def reserve(self, request: Request) -> int:  # noqa: D102
+        # Else a prompt admitted for its first chunk would take the pages of older, decoding requests for its next.
+        return request.num_tokens
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from _prefills(running)
         yield from ((r, r.num_uncomputed_tokens) for r in waiting)

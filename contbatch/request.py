@@ -21,6 +21,10 @@ def _is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _tuple(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends. Immutable; bad values raise `InvalidRequestError`.
@@ -41,7 +45,7 @@ class SamplingParams:
         Seed of this request's own random stream, 0 ≤ seed < 2**64; None lets the engine assign one.
     stop : str or tuple of str
         Generation ends when one of these appears in the text; it is cut off.
-    stop_token_ids : tuple of int
+    stop_token_ids : int or tuple of int
         Generation ends when one of these is generated.
     ignore_eos : bool
         Go on past the model's end-of-sequence token.
@@ -67,8 +71,8 @@ class SamplingParams:
         _require(_is_real(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         seed_ok = self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**64)
         _require(seed_ok, "seed", self.seed, "None or an integer in [0, 2**64)")
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", _tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _tuple(self.stop_token_ids))
         _require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "non-empty strings")
         ids_ok = all(_is_int(t) and t >= 0 for t in self.stop_token_ids)
         _require(ids_ok, "stop_token_ids", self.stop_token_ids, "integers ≥ 0")
@@ -108,8 +112,8 @@ class Request:
     sampling : SamplingParams
     arrival_time : float
         Seconds on the engine's clock.
-    eos_token_id : int or None
-        Ends generation unless `sampling.ignore_eos`.
+    eos_token_ids : sequence of int
+        Each ends generation unless `sampling.ignore_eos`.
     """
 
     __slots__ = (
@@ -138,7 +142,7 @@ class Request:
         *,
         num_prompt_tokens: int | None = None,
         arrival_time: float = 0.0,
-        eos_token_id: int | None = None,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         _require(
             (prompt_token_ids is None) != (num_prompt_tokens is None),
@@ -149,6 +153,8 @@ class Request:
         sampling = SamplingParams() if sampling is None else sampling
         _require(isinstance(sampling, SamplingParams), "sampling", sampling, "a SamplingParams")
         if prompt_token_ids is not None:
+            is_list = hasattr(prompt_token_ids, "__len__") and not isinstance(prompt_token_ids, (str, bytes))
+            _require(is_list, f"prompt_token_ids of request {request_id!r}", prompt_token_ids, "a list of token ids")
             num_prompt_tokens = len(prompt_token_ids)
         length_ok = _is_int(num_prompt_tokens) and num_prompt_tokens is not None and num_prompt_tokens >= 1
         _require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
@@ -159,7 +165,7 @@ class Request:
         self.num_prompt_tokens: int = num_prompt_tokens or 0
         self.sampling = sampling
         self.arrival_time = arrival_time
-        eos = () if eos_token_id is None or sampling.ignore_eos else (eos_token_id,)
+        eos = () if sampling.ignore_eos else tuple(eos_token_ids)
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self.status = RequestStatus.WAITING
         self.output_token_ids: list[int] = []

@@ -41,7 +41,7 @@ class ReferenceModel:
     """
 
     def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int) -> None:
-        self.config = read_config(path)
+        self.config, self.num_pages, self.page_size = read_config(path), num_pages, page_size
         proto = onnx.load(path)
         shape = (num_pages, page_size, self.config.kv_num_heads, self.config.head_size)
         self.caches = {

@@ -1,0 +1,38 @@
+# Two commands: `make quickstart` and `make test`. Both set up everything they need, in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export TQDM_DISABLE ?= 1
+
+.PHONY: quickstart test lab bench notebooks clean
+
+quickstart: $(VENV)/.user
+	$(BIN)/python scripts/quickstart.py
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/jupytext --test --to py:percent notebooks/*.ipynb
+	$(BIN)/python -m pytest --nbval --nbval-sanitize-with notebooks/sanitize.cfg tests notebooks
+
+lab: $(VENV)/.user
+	$(BIN)/jupyter lab notebooks
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/cpu.py
+
+# Run every notebook anew and write the outputs into it.
+notebooks: $(VENV)/.user
+	$(BIN)/jupytext --sync notebooks/*.py
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+
+$(VENV)/.user $(VENV)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cpu,notebooks$(if $(findstring .dev,$@),$(comma)dev)]'
+	touch $@
+
+comma := ,
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,246 @@
+"""The facade: a model by name, prompts in, answers out."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from contbatch.build import build
+from contbatch.catalog import fetch
+from contbatch.engine import Engine
+from contbatch.errors import InvalidRequestError
+from contbatch.metrics import Result
+from contbatch.output import RequestOutput
+from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.progress import progress_bar
+from contbatch.prompts import Messages, Prompt, encode, listed
+from contbatch.request import Request, RequestStatus, SamplingParams
+from contbatch.runners.model_runner import ModelRunner
+from contbatch.scheduler import Scheduler
+from contbatch.stream import TextStream
+from contbatch.text_engine import TextEngine
+from contbatch.tokenizer import IncrementalDecoder, load_tokenizer
+
+
+def _load(backend: str, path: os.PathLike[str], num_pages: int, page_size: int, **options: Any) -> ModelRunner:
+    if backend == "cpu":
+        from contbatch.runners.cpu import CPUModel
+
+        return ModelRunner(CPUModel(path, num_pages, page_size, **options))
+    if backend == "reference":
+        from contbatch.runners.reference import ReferenceModel
+
+        return ModelRunner(ReferenceModel(path, num_pages, page_size))
+    raise InvalidRequestError(f"backend must be 'cpu' or 'reference', got {backend!r}")
+
+
+class LLM:
+    """A model that answers prompts, many at a time.
+
+    Parameters
+    ----------
+    model : str or path
+        A name of the catalogue ("smollm2-135m"), a GGUF file, or a Hugging Face directory. The first use downloads
+        and exports it; later ones find the export in the cache (`contbatch.catalog.cache_dir`).
+    backend : {"cpu", "reference"}
+        "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
+    precision : {"f32", "bf16"}
+        Of the CPU backend: arithmetic of the linear layers, and the type of the pages.
+    policy : Policy
+        Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
+    num_pages, page_size : int
+        The page pool; num_pages * page_size tokens of keys and values in all.
+    max_num_seqs, max_num_batched_tokens : int
+        Seats, and the token budget of a step.
+    num_threads : int, optional
+        CPU threads; all cores if None.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "smollm2-135m",
+        *,
+        backend: str = "cpu",
+        precision: str = "f32",
+        policy: Policy | None = None,
+        num_pages: int = 1024,
+        page_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        num_threads: int | None = None,
+    ) -> None:
+        source = fetch(model)
+        self.tokenizer = load_tokenizer(source)
+        path = build(source) / "model.onnx"
+        options = {"precision": precision, "num_threads": num_threads} if backend == "cpu" else {}
+        self.runner = _load(backend, path, num_pages, page_size, **options)
+        self.config = self.runner.model.config
+        self.policy = policy or ChunkedPrefill()
+        self._limits: dict[str, int] = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": self.config.max_position,
+        }
+        self._engine = TextEngine(self._new_engine, self.tokenizer)
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts (text, token ids or conversations) together; outputs in the order of the prompts.
+
+        Parameters
+        ----------
+        prompts : a prompt, or an iterable of prompts
+        sampling : SamplingParams, or one per prompt
+        progress : bool
+            Show a bar of answered prompts (environment variable TQDM_DISABLE=1 hides it).
+
+        Raises
+        ------
+        InvalidRequestError
+            A prompt is empty, malformed or too long to ever run; nothing has been started then.
+
+        Notes
+        -----
+        A request that fails on the way gets the finish reason "error" and its `error`; the others go on. If
+        interrupted, all pages are given back and the next call works.
+        """
+        requests = live = self.requests(prompts, sampling)
+        self._engine.submit(requests)
+        try:
+            with progress_bar(len(requests), "prompt", progress) as bar:
+                while live:
+                    self._engine.step()
+                    done = len(live)
+                    live = [r for r in live if r.status is not RequestStatus.FINISHED]
+                    if done := done - len(live):
+                        bar.update(done)
+        finally:
+            self._engine.abandon(requests)
+        return [self.output(r) for r in requests]
+
+    def chat(
+        self,
+        messages: Messages | Iterable[Messages],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, through the model's chat template; otherwise like `generate`.
+
+        Messages are {"role": "user", "content": "Hello"} and so on.
+        """
+        conversations = listed(messages)
+        for conversation in conversations:
+            if isinstance(conversation, str) or not all(isinstance(message, Mapping) for message in conversation):
+                raise InvalidRequestError(f"a conversation is a list of role and content, got {conversation!r}")
+        return self.generate(conversations, sampling, progress=progress)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> TextStream:
+        """Answer one prompt or conversation piece by piece: an iterator of text deltas.
+
+        Their concatenation is the answer's text. The request is queued at once; leaving the loop early, closing or
+        forgetting the stream aborts it. Other calls may run meanwhile: they share its batches.
+        """
+        [request] = self.requests([prompt], sampling)
+        return TextStream(self._engine, request)
+
+    # ---- experiments ---------------------------------------------------------------------------------------------
+
+    def requests(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        arrival_times: Sequence[float] | None = None,
+    ) -> list[Request]:
+        """Make requests for `run`, numbered from 0, each with its own or the common sampling and an arrival in seconds.
+
+        Raises
+        ------
+        InvalidRequestError
+            An empty or malformed prompt, or as many samplings or arrivals as there are no prompts.
+        """
+        given = listed(prompts)
+        samplings = [sampling or SamplingParams()] * len(given) if not isinstance(sampling, Sequence) else sampling
+        arrivals = [0.0] * len(given) if arrival_times is None else arrival_times
+        for name, values in (("sampling parameters", samplings), ("arrival times", arrivals)):
+            if len(values) != len(given):
+                raise InvalidRequestError(f"{len(given)} prompts, but {len(values)} {name}")
+        ids = [encode(prompt, self.tokenizer) for prompt in given]
+        ends = (self.config.eos_token_id, self.tokenizer.eos_token_id, *self.config.extra_eos_token_ids)
+        eos = [token for token in ends if token is not None]
+        return [
+            Request(name, tokens, params, arrival_time=arrival, eos_token_ids=eos)
+            for name, (tokens, params, arrival) in enumerate(zip(ids, samplings, arrivals, strict=True))
+        ]
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        policy: Policy | None = None,
+        *,
+        num_pages: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        progress: bool = False,
+    ) -> Result:
+        """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
+
+        The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
+        this LLM; none may exceed its pages.
+
+        Raises
+        ------
+        RunnerError
+            A stream or another thread's call is still going on: its pages are in use.
+        """
+        limits = {"num_pages": num_pages, "max_num_seqs": max_num_seqs}
+        limits["max_num_batched_tokens"] = max_num_batched_tokens
+        chosen = {name: value for name, value in limits.items() if value is not None}
+        have = self._limits["num_pages"]
+        if chosen.get("num_pages", 0) > have:
+            raise InvalidRequestError(f"num_pages must be at most the {have} pages of this LLM, got {num_pages}")
+        return self._engine.run(
+            lambda on_token: self._new_engine(on_token, policy, **chosen), requests, progress=progress
+        )
+
+    def output(self, request: Request) -> RequestOutput:
+        """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
+        decoder = IncrementalDecoder(self.tokenizer, request.sampling.stop)
+        for token in request.output_token_ids:
+            decoder.push(token)
+        decoder.flush()
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=tuple(request.prompt_token_ids or ()),
+            text=decoder.text,
+            token_ids=tuple(request.output_token_ids),
+            finish_reason=request.finish_reason or "",
+            error=request.error,
+        )
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no live request holds."""
+        return self._engine.num_free_pages
+
+    def _new_engine(self, on_token: Callable[[Request], bool], policy: Policy | None = None, **limits: int) -> Engine:
+        scheduler = Scheduler(policy or self.policy, **{**self._limits, **limits})
+        return Engine(scheduler, self.runner, on_token=on_token)
+
+    def close(self) -> None:
+        """Free the model and its pages; idempotent. Later calls raise `RunnerError`."""
+        self.runner.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

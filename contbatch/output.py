@@ -1,0 +1,18 @@
+"""What a caller gets back for a prompt."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One prompt's answer."""
+
+    request_id: int | str
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    """The answer without special tokens, cut before a stop string."""
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    """"stop", "length", "abort" or "error"."""
+    error: Exception | None
+    """What went wrong if `finish_reason` is "error"."""

@@ -1,0 +1,55 @@
+"""Tables to pictures: each function takes a result and returns matplotlib Axes, printing nothing."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+from contbatch.errors import InvalidRequestError
+from contbatch.metrics import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette, told apart by colour-blind readers; held seats are hatched too, so that print shows them.
+STYLES: dict[str, dict[str, Any]] = {
+    "prefill": {"facecolor": "#E69F00", "edgecolor": "white"},
+    "decode": {"facecolor": "#0072B2", "edgecolor": "white"},
+    "held": {"facecolor": "white", "edgecolor": "#D55E00", "hatch": "////"},
+}
+LABELS = {"prefill": "prompt", "decode": "answer, token by token", "held": "finished, seat kept: wasted"}
+
+
+def gantt(
+    result: Result, *, by: Literal["step", "second"] = "second", title: str = "", ax: "Axes | None" = None
+) -> "Axes":
+    """Draw who sat where: a row per seat, a bar per stretch of work, labelled with its request where there is room.
+
+    Parameters
+    ----------
+    result : Result
+    by : {"step", "second"}
+        Unit of the horizontal axis: step numbers, or seconds of the engine's clock.
+    title : str
+        What was run.
+    ax : Axes, optional
+        Drawn into; a new figure if None.
+    """
+    if by not in ("step", "second"):
+        raise InvalidRequestError(f"by must be 'step' or 'second', got {by!r}")
+    seats = int(result.segments.seat.max()) + 1 if len(result.segments) else 0
+    ax = plt.subplots(figsize=(10, 0.6 + 0.3 * max(1, seats)), layout="constrained")[1] if ax is None else ax
+    start, end = ("start_step", "end_step") if by == "step" else ("start_s", "end_s")
+    extent = result.segments[end].max() if seats else 1
+    for row in result.segments.to_dict("records"):
+        left, width, seat, kind = row[start], row[end] - row[start], row["seat"], row["kind"]
+        ax.barh(seat, width, left=left, height=0.8, linewidth=0.5, **STYLES[kind])
+        if kind == "decode" and width > 0.025 * extent:
+            ax.text(left + width / 2, seat, str(row["request_id"]), ha="center", va="center", color="white", size=7)
+    ax.set(xlabel="step" if by == "step" else "time [s]", ylabel="seat", title=title, yticks=range(seats))
+    ax.set_xlim(0, extent)
+    ax.set_ylim(seats - 0.5, -0.5)
+    ax.set_facecolor("#EEEEEE")  # an empty seat
+    handles = [Patch(**STYLES[kind], label=LABELS[kind]) for kind in STYLES]
+    ax.legend(handles=[*handles, Patch(facecolor="#EEEEEE", label="empty")], ncols=4, fontsize=7, loc="lower right")
+    return ax

@@ -1,0 +1,104 @@
+"""A runner whose pages hold markers in place of keys and values, so that a wrong page is seen, not guessed."""
+
+from contbatch.engine import StepResult
+from contbatch.inputs import pack
+
+VOCABULARY = 7
+STEP_S, TOKEN_S = 1.0, 0.125
+
+
+def next_token(tokens):
+    """Return the token after `tokens`: any change of any of them may change it."""
+    return hash(tuple(tokens)) % VOCABULARY
+
+
+def solo(request):
+    """Return output tokens and finish reason of a request that has the model to itself."""
+    tokens, output = list(request.prompt_token_ids), []
+    while len(output) < request.sampling.max_tokens:
+        output.append(next_token(tokens + output))
+        if output[-1] in request.stop_ids:
+            return output, "stop"
+    return output, "length"
+
+
+class FakeRunner:
+    """Computes `next_token` from what it finds in its pages.
+
+    A slot holds (request id, how often preempted, position, token): content left over from before a preemption is as
+    wrong as another request's.
+
+    Parameters
+    ----------
+    num_pages, page_size : int
+    crash : set of int
+        Calls of `execute`, from 0, that raise half way.
+    poison : dict from request id to int
+        After that many output tokens, a request gets an error in place of its next token.
+    """
+
+    is_virtual = True
+
+    def __init__(self, num_pages, page_size, *, crash=(), poison=()):
+        self.num_pages, self.page_size = num_pages, page_size
+        self.slots = [[None] * page_size for _ in range(num_pages)]
+        self.crash, self.poison = set(crash), dict(poison)
+        self.calls = 0
+        self.steps = []
+        """(grants as plain tuples, elapsed_s) of every step computed."""
+
+    def execute(self, step):
+        inputs = pack(step)
+        ends, batch = inputs.cumulative_sequence_length.tolist(), inputs.input_ids.tolist()
+        rows = list(zip(step.grants, inputs.past_seqlens.tolist(), inputs.block_table.tolist(), strict=True))
+        assert ends[0] == 0
+        assert ends[-1] == len(batch) == step.num_tokens
+        for (request, *_), past, table in rows:
+            self._read(request, past, table)
+        self.calls += 1
+        for row, ((request, *_), past, table) in enumerate(rows):
+            if self.calls - 1 in self.crash and 2 * row >= len(rows):
+                raise RuntimeError(f"call {self.calls - 1} crashed")
+            for position, token in enumerate(batch[ends[row] : ends[row + 1]], past):
+                page = table[position // self.page_size]
+                assert 0 <= page < self.num_pages, f"{request} writes to page {page}"
+                self.slots[page][position % self.page_size] = self._marker(request, position, token)
+        tokens, errors = {}, {}
+        sampled = dict(zip((r.request_id for r in inputs.sampled), inputs.logits_indices.tolist(), strict=True))
+        for row, ((request, *_), past, table) in enumerate(rows):
+            known = self._read(request, past + ends[row + 1] - ends[row], table)
+            if (last := sampled.get(request.request_id)) is not None:
+                assert last == ends[row + 1] - 1, "sampled from another row than the last"
+                if self.poison.get(request.request_id) == request.num_output_tokens:
+                    errors[request.request_id] = ValueError(f"{request.request_id} is poisoned")
+                else:
+                    tokens[request.request_id] = next_token(known)
+        elapsed_s = STEP_S + TOKEN_S * len(batch)
+        self.steps.append(([(r.request_id, *rest) for r, *rest in step.grants], elapsed_s))
+        return StepResult(tokens, elapsed_s, errors)
+
+    @staticmethod
+    def _marker(request, position, token):
+        return request.request_id, request.num_preemptions, position, token
+
+    def _read(self, request, count, table):
+        """Return the tokens at positions 0..count-1, which must be this request's."""
+        tokens = request.token_ids(0, count)
+        assert len(tokens) == count, f"{request} has no token at position {count - 1}"
+        for position, token in enumerate(tokens):
+            page = table[position // self.page_size]
+            assert 0 <= page < self.num_pages, f"{request} reads page {page}"
+            found = self.slots[page][position % self.page_size]
+            assert found == self._marker(request, position, token), f"{request} finds {found} at position {position}"
+        return tokens
+
+
+def drive(scheduler, runner, max_steps=1000):
+    """Step until nobody is live; return the steps' outputs."""
+    steps = []
+    while scheduler.has_requests:
+        assert len(steps) < max_steps, f"still live after {max_steps} steps: {list(scheduler.requests.values())}"
+        steps.append(scheduler.schedule())
+        result = runner.execute(steps[-1])
+        scheduler.update(steps[-1], result.tokens, result.errors)
+    return steps

@@ -1,0 +1,97 @@
+"""What must hold of a scheduler after every call, whatever the policy."""
+
+from collections import Counter
+from itertools import pairwise
+
+from contbatch.request import RequestStatus
+from contbatch.scheduler import Scheduler
+
+WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+
+
+def check(scheduler, step=None):
+    """Check a scheduler and, if it has just been planned, its step."""
+    waiting, running, pool = list(scheduler.waiting), scheduler.running, scheduler.pool
+    check_pages(pool, running)
+    live = waiting + running
+    assert len({id(r) for r in live}) == len(live), "a request is in two places"
+    assert {r.request_id: r for r in live} == scheduler.requests
+    for before, after in pairwise(waiting):
+        assert (before.arrival_time, before.order) < (after.arrival_time, after.order), "waiting out of order"
+    for r in waiting:
+        assert r.status is (PREEMPTED if r.num_preemptions else WAITING), r
+        assert (r.pages, r.seat, r.num_computed_tokens, r.finish_reason) == ([], None, 0, None), f"{r} holds something"
+    seats = [r.seat for r in running]
+    assert len(seats) <= scheduler.max_num_seqs
+    assert sorted(seats + scheduler.free_seats) == list(range(scheduler.max_num_seqs)), "a seat lost or taken twice"
+    for r in running:
+        assert r.status is (HELD if r.is_finished else RUNNING), r
+        assert 0 <= r.num_computed_tokens < r.num_tokens, f"{r} has nothing left to compute"
+        assert r.num_computed_tokens <= len(r.pages) * pool.page_size, f"{r}: page table too short"
+        assert r.num_output_tokens <= r.sampling.max_tokens - (r.status is RUNNING), r
+    if step is not None:
+        check_step(scheduler, step)
+
+
+def check_pages(pool, running):
+    """Every page is free, or live and in as many page tables as its reference count says."""
+    pool.check()
+    assert pool.num_free + pool.num_live == pool.num_pages
+    tables = Counter(page for r in running for page in r.pages)
+    assert {page: n for page, n in enumerate(pool._counts) if n} == tables, "page tables and reference counts differ"
+    assert len(tables) == pool.num_live
+
+
+def check_step(scheduler, step):
+    """A step is within its limits and agrees with the requests it names."""
+    assert step.num_tokens == sum(g.num_tokens for g in step.grants) <= scheduler.max_num_batched_tokens
+    granted = [g.request for g in step.grants]
+    assert len({id(r) for r in granted}) == len(granted) <= scheduler.max_num_seqs
+    assert not (step.admitted and step.preempted), "a step admits or preempts, never both"
+    assert all(r in granted for r in step.admitted), "admitted, but granted nothing"
+    assert all(r.status is PREEMPTED for r in step.preempted)
+    for r, start, num_tokens, samples, padding in step.grants:
+        assert r in scheduler.running
+        assert num_tokens >= 1
+        assert start + num_tokens <= len(r.pages) * scheduler.pool.page_size, f"{r}: no page for a granted token"
+        if padding:
+            assert (r.status, start, num_tokens, samples) == (HELD, r.num_computed_tokens - 1, 1, False)
+        else:
+            assert (r.status, start) == (RUNNING, r.num_computed_tokens)
+            assert start + num_tokens <= r.num_tokens
+            assert samples == (start + num_tokens == r.num_tokens)
+    if scheduler.requests:
+        assert step.grants, "an idle step"
+
+
+class CheckedScheduler(Scheduler):
+    """Checks itself after every call, and that nobody ends twice."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.ended = []
+
+    def add(self, request):
+        super().add(request)
+        check(self)
+
+    def abort(self, request_id):
+        super().abort(request_id)
+        check(self)
+
+    def schedule(self):
+        step = super().schedule()
+        check(self, step)
+        return step
+
+    def update(self, *args, **kwargs):
+        left = super().update(*args, **kwargs)
+        check(self)
+        return left
+
+    def drain_released(self):
+        released = super().drain_released()
+        self.ended += released
+        assert len({id(r) for r in self.ended}) == len(self.ended), "a request ended twice"
+        assert all(r.status is FINISHED and r.is_finished and not r.pages and r.seat is None for r in released)
+        return released

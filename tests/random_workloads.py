@@ -1,0 +1,94 @@
+"""Hypothesis strategies: workloads in tight pools, and policies, ready and odd."""
+
+import random
+from dataclasses import dataclass
+
+from fake_runner import VOCABULARY
+from hypothesis import strategies as st
+
+from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
+from contbatch.request import Request, SamplingParams
+
+
+class Lifo(Policy):
+    """The newest first, running or waiting."""
+
+    def plan(self, waiting, running, budget):
+        for r in [*reversed(running), *reversed(list(waiting))]:
+            yield r, r.num_uncomputed_tokens
+
+
+class RandomOrder(Policy):
+    """Anybody, in any order, for any number of tokens."""
+
+    def __init__(self, seed=0):
+        self.random = random.Random(seed)
+
+    def plan(self, waiting, running, budget):
+        everybody = [*running, *waiting]
+        self.random.shuffle(everybody)
+        for r in everybody:
+            yield r, self.random.randint(1, r.num_uncomputed_tokens)
+
+
+@dataclass
+class SmallChunks(Policy):
+    """At most `limit` tokens for each; of the running, only the first two get on."""
+
+    limit: int
+
+    def plan(self, waiting, running, budget):
+        for r in [*running[:2], *waiting]:
+            yield r, min(r.num_uncomputed_tokens, self.limit)
+
+
+READY = [
+    ContinuousBatching(),
+    ChunkedPrefill(),
+    Orca(),
+    OneAtATime(),
+    StaticBatching(1),
+    StaticBatching(3),
+    StaticBatching(3, release="token"),
+    StaticBatching(3, pad=True),
+]
+ODD = [Lifo(), RandomOrder(0), RandomOrder(1), SmallChunks(1), SmallChunks(3)]
+
+
+@dataclass
+class Workload:
+    limits: dict
+    specs: list
+
+    def requests(self):
+        """Fresh requests, numbered from 0."""
+        return [Request(i, prompt, sampling, arrival_time=at) for i, (prompt, sampling, at) in enumerate(self.specs)]
+
+    def fits(self, request):
+        """Whether the pool could hold all K/V of a request; the last output token's is never computed."""
+        tokens = request.num_prompt_tokens + request.sampling.max_tokens - 1
+        return tokens <= self.limits["num_pages"] * self.limits["page_size"]
+
+    @property
+    def num_tokens(self):
+        return sum(len(prompt) + sampling.max_tokens for prompt, sampling, _ in self.specs)
+
+
+TOKENS = st.integers(0, VOCABULARY - 1)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 9),
+    stop_token_ids=st.one_of(st.just(()), st.lists(TOKENS, max_size=2).map(tuple)),
+)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=12).map(tuple)
+ARRIVALS = st.one_of(st.just(0.0), st.integers(0, 12).map(lambda n: n * 1.5))
+LIMITS = st.fixed_dictionaries(
+    {
+        "num_pages": st.integers(1, 10),
+        "page_size": st.one_of(st.just(1), st.integers(1, 6)),
+        "max_num_seqs": st.integers(1, 5),
+        "max_num_batched_tokens": st.one_of(st.just(1), st.integers(1, 24)),
+    }
+)
+WORKLOADS = st.builds(Workload, LIMITS, st.lists(st.tuples(PROMPTS, SAMPLINGS, ARRIVALS), min_size=1, max_size=7))
+POLICIES = st.sampled_from(READY + ODD)

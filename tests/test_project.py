@@ -1,0 +1,41 @@
+"""The repository keeps its own promises: one place for pins, a README that runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_environment_yml_has_the_pins_of_pyproject():
+    check = subprocess.run([sys.executable, ROOT / "scripts" / "environment.py", "--check"], check=False)
+    assert check.returncode == 0, "run scripts/environment.py"
+
+
+def test_every_dependency_is_pinned_exactly():
+    groups = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    loose = [pin for group in groups for pin in group if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin)]
+    assert loose == []
+
+
+def test_no_dependency_needs_torch():
+    pins = " ".join(pin for group in project()["optional-dependencies"].values() for pin in group)
+    assert "torch" not in pins
+    assert "transformers" not in pins
+
+
+def sources():
+    return [p for folder in ("contbatch", "plugins", "scripts", "benchmarks") for p in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short_enough_to_read(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
