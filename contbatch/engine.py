@@ -33,6 +33,10 @@ class Runner(Protocol):
     is_virtual: bool
     """True if `elapsed_s` is predicted; the host time of a step then does not count."""
 
+    def validate(self, request: Request) -> None:
+        """Raise `InvalidRequestError` for a request that this runner can never compute."""
+        ...
+
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute the step; raise only if the whole step is lost."""
         ...
@@ -77,6 +81,7 @@ class Engine:
             It can never run here, or its id is in use.
         """
         self.scheduler.validate(request)
+        self.runner.validate(request)
         if request.request_id in self._arriving_ids:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use by an arriving request")
         if request.arrival_time <= self.now:

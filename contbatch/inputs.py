@@ -1,10 +1,12 @@
 """A scheduled step as the int arrays that a model step takes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contbatch.errors import RunnerError
 from contbatch.request import Request
 from contbatch.step import SchedulerOutput
 
@@ -29,6 +31,14 @@ class StepInputs:
     def feed(self) -> dict[str, np.ndarray]:
         """Return the arrays by name, as an exported model takes them."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampled"}
+
+
+def require_in_range(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
+    """Raise `RunnerError` for a token id outside the vocabulary, or a row of logits outside the step."""
+    limits = {"input_ids": vocab_size, "logits_indices": len(inputs["input_ids"])}
+    for name, limit in limits.items():
+        for value in inputs[name][(inputs[name] < 0) | (inputs[name] >= limit)][:1]:
+            raise RunnerError(f"{name} must be in [0, {limit}), got {value}")
 
 
 def pack(step: SchedulerOutput) -> StepInputs:

@@ -1,7 +1,8 @@
 """The facade: a model by name, prompts in, answers out."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from contbatch.build import build
@@ -21,16 +22,19 @@ from contbatch.text_engine import TextEngine
 from contbatch.tokenizer import IncrementalDecoder, load_tokenizer
 
 
-def _load(backend: str, path: os.PathLike[str], num_pages: int, page_size: int, **options: Any) -> ModelRunner:
-    if backend == "cpu":
-        from contbatch.runners.cpu import CPUModel
+def _cpu(path: Path, num_pages: int, page_size: int, **options: Any) -> ModelRunner:
+    from contbatch.runners.cpu import CPUModel
 
-        return ModelRunner(CPUModel(path, num_pages, page_size, **options))
-    if backend == "reference":
-        from contbatch.runners.reference import ReferenceModel
+    return ModelRunner(CPUModel(path, num_pages, page_size, **options))
 
-        return ModelRunner(ReferenceModel(path, num_pages, page_size))
-    raise InvalidRequestError(f"backend must be 'cpu' or 'reference', got {backend!r}")
+
+def _reference(path: Path, num_pages: int, page_size: int) -> ModelRunner:
+    from contbatch.runners.reference import ReferenceModel
+
+    return ModelRunner(ReferenceModel(path, num_pages, page_size))
+
+
+BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference}
 
 
 class LLM:
@@ -68,20 +72,22 @@ class LLM:
         max_num_batched_tokens: int = 512,
         num_threads: int | None = None,
     ) -> None:
-        source = fetch(model)
-        self.tokenizer = load_tokenizer(source)
-        path = build(source) / "model.onnx"
-        options = {"precision": precision, "num_threads": num_threads} if backend == "cpu" else {}
-        self.runner = _load(backend, path, num_pages, page_size, **options)
-        self.config = self.runner.model.config
+        if backend not in BACKENDS:
+            raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
         self._limits: dict[str, int] = {
             "num_pages": num_pages,
             "page_size": page_size,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": self.config.max_position,
         }
+        Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
+        source = fetch(model)
+        self.tokenizer = load_tokenizer(source)
+        options = {"precision": precision, "num_threads": num_threads} if backend == "cpu" else {}
+        self.runner = BACKENDS[backend](build(source) / "model.onnx", num_pages, page_size, **options)
+        self.config = self.runner.model.config
+        self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(self._new_engine, self.tokenizer)
 
     # ---- answers -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """One step in the making: a policy's plan, followed as far as budget, seats and pages allow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,8 @@ class Planner:
 
     def _checked(self, plan: Plan) -> Plan:
         name, requests = f"{type(self.scheduler.policy).__name__}.plan", self.scheduler.requests
+        if not isinstance(plan, Iterable):
+            raise PolicyError(f"{name} must yield (request, number of tokens), but returned {plan!r}")
         for item in plan:
             try:
                 request, wanted = item

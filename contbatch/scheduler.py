@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from heapq import heappush
 from typing import Literal
 
-from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
+from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
 from contbatch.pages import PagePool
 from contbatch.planner import Planner
 from contbatch.policies import Policy
@@ -53,6 +53,8 @@ class Scheduler:
         for name, value in limits.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        if not isinstance(policy, Policy):
+            raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
         self.policy = copy.deepcopy(policy)
         self.pool = PagePool(num_pages, page_size)
         self.max_num_seqs = max_num_seqs
@@ -64,8 +66,6 @@ class Scheduler:
         """All live requests by id."""
         self.free_seats = list(range(max_num_seqs))
         """A heap: the lowest free seat is taken first."""
-        self._ended: list[Request] = []
-        """Finished requests that still have their seats."""
         self._released: list[Request] = []
         self._num_added = 0
         self.num_steps = 0
@@ -78,15 +78,12 @@ class Scheduler:
         """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
         if request.request_id in self.requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use by a live request")
-        if request.status is not WAITING or request.num_computed_tokens or request.output_token_ids:
-            raise InvalidRequestError(f"{request!r} has been run before; make a new Request")
-        total = request.num_prompt_tokens + request.sampling.max_tokens
-        what = (
-            f"request {request.request_id!r}: {request.num_prompt_tokens} prompt + "
-            f"{request.sampling.max_tokens} output tokens"
-        )
-        if self.max_model_len is not None and total > self.max_model_len:
-            raise InvalidRequestError(f"{what} = {total} exceed max_model_len {self.max_model_len}")
+        if request.order >= 0 or request.is_finished:
+            raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
+        prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
+        what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
+        if self.max_model_len is not None and prompt + output > self.max_model_len:
+            raise InvalidRequestError(f"{what} = {prompt + output} exceed max_model_len {self.max_model_len}")
         held = max(request.max_kv_tokens, self.policy.reserve(request))
         need, have = self.pool.pages_for(held), self.pool.num_pages
         if need > have:
@@ -131,6 +128,7 @@ class Scheduler:
             Requests are live but the plan computes nothing.
         """
         self._settle()
+        self._open_step = None
         step = SchedulerOutput(self.num_steps)
         try:
             Planner(self, step).run()
@@ -207,30 +205,30 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, on_token: Callable[[Request], bool] | None) -> None:
         request.output_token_ids.append(token)
-        try:
-            stopped = on_token is not None and on_token(request)
-        except Exception as error:  # a user's callback: its request fails, the others go on
-            self._fail(request, "error", error)
-            return
-        if stopped or token in request.stop_ids:
+        if token in request.stop_ids:
             request.finish_reason = "stop"
         elif len(request.output_token_ids) >= request.sampling.max_tokens:
             request.finish_reason = "length"
-        else:
+        if on_token is None:
             return
-        self._ended.append(request)
+        try:  # a user's callback: it may raise or be interrupted, abort this request or others
+            if on_token(request) and request.status is RUNNING:
+                request.finish_reason = "stop"
+        except Exception as error:
+            if request.status is RUNNING:
+                self._fail(request, "error", error)
 
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
-        if not self._ended:
+        ended = [r for r in self.running if r.finish_reason is not None]
+        if not ended:
             return
         if self.policy.may_leave(tuple(self.running)):
-            ended, self._ended = self._ended, []
             for request in ended:
                 self._leave(request)
             self.running = [r for r in self.running if r.status is not FINISHED]
         else:
-            for request in self._ended:
+            for request in ended:
                 request.status = HELD
 
     def _leave(self, request: Request) -> None:
@@ -245,7 +243,5 @@ class Scheduler:
             self.waiting.remove([request])
         else:
             self.running.remove(request)
-        if request in self._ended:
-            self._ended.remove(request)
         request.finish_reason, request.error = reason, error
         self._leave(request)

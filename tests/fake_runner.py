@@ -47,6 +47,9 @@ class FakeRunner:
         self.steps = []
         """(grants as plain tuples, elapsed_s) of every step computed."""
 
+    def validate(self, request):
+        """Take every request."""
+
     def execute(self, step):
         inputs = pack(step)
         ends, batch = inputs.cumulative_sequence_length.tolist(), inputs.input_ids.tolist()

@@ -1,9 +1,8 @@
-"""An exported model on the CPU: OpenVINO runs the graph, a Numba kernel on numpy pages runs its PagedAttention nodes."""
-
-from __future__ import annotations
+"""An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its PagedAttention nodes, on numpy pages."""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,99 +14,104 @@ from openvino.opset13 import concat
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.export import read_config
 from contbatch.graph import rotary_tables
+from contbatch.inputs import require_in_range
+from contbatch.model import ModelConfig
+from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention, plan_step
 
-PRECISIONS = {"f32": np.float32, "bf16": np.uint16}
-"""Type of a page's elements: bfloat16 is stored as its 16 bits."""
+PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16}
+"""Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
 KEPT_INPUTS = ("input_ids", "logits_indices")
+"""Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
 
 
 class _Pages:
-    """Keys and values of all layers, and the step that is being computed: what the graph's attention nodes share."""
+    """Keys and values of all layers, and the step being computed: what the graph's attention nodes share."""
 
-    def __init__(self, config, shape: tuple[int, ...], precision: str) -> None:
-        self.key_caches, self.value_caches = (np.zeros(shape, PRECISIONS[precision]) for _ in range(2))
-        self.config = config
-        self.cos, self.sin = (np.float32(t) for t in rotary_tables(config))
-        self.step = None
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, precision: str) -> None:
+        self.shape = (num_pages, page_size, config.kv_num_heads, config.head_size)
+        shape = (config.num_layers, *self.shape)
+        self.key_caches, self.value_caches = (np.zeros(shape, PAGE_DTYPES[precision]) for _ in range(2))
+        self.plan: StepPlan | None = None
         self.error: BaseException | None = None
 
-    def attend(self, layer: int, qkv, output) -> None:
-        from contbatch.plugins.paged_attention.reference import paged_attention
 
-        c = self.config
-        o, k, v = paged_attention(
-            qkv,
-            None,
-            None,
-            self.key_caches[layer],
-            self.value_caches[layer],
-            *self.step,
-            self.cos,
-            self.sin,
-            num_heads=c.num_heads,
-            kv_num_heads=c.kv_num_heads,
-            do_rotary=1,
-        )
-        output[:] = o
-        self.key_caches[layer] = k
-        self.value_caches[layer] = v
-
-
-class _Attention(ov.Op):
+class _Attention(ov.Op):  # type: ignore[misc]
     """A PagedAttention node inside OpenVINO's graph: packed queries, keys and values in, attention out."""
 
-    def __init__(self, inputs: list[ov.Output] | None, pages: _Pages, layer: int, size: int) -> None:
-        self._pages, self._layer, self._size = pages, layer, size
+    def __init__(self, inputs: list[ov.Output] | None, pages: _Pages, layer: int, width: int) -> None:
+        self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
         super().__init__(self, inputs)
 
     def validate_and_infer_types(self) -> None:
-        shape = ov.PartialShape([self.get_input_partial_shape(0)[0], self._size])
-        self.set_output_type(0, ov.Type.f32, shape)
+        self.set_output_type(0, ov.Type.f32, ov.PartialShape([self.get_input_partial_shape(0)[0], self._width]))
 
-    def clone_with_new_inputs(self, new_inputs: list[ov.Output]) -> _Attention:
-        return _Attention(new_inputs, self._pages, self._layer, self._size)
+    def clone_with_new_inputs(self, new_inputs: list[ov.Output]) -> "_Attention":
+        return _Attention(new_inputs, self._pages, self._layer, self._width)
 
     def has_evaluate(self) -> bool:
         return True
 
-    def visit_attributes(self, visitor: Any) -> bool:
+    def visit_attributes(self, _visitor: Any) -> bool:
         return True
 
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        pages = self._pages
         try:
             qkv = inputs[0].data
-            outputs[0].shape = [len(qkv), self._size]
-            self._pages.attend(self._layer, qkv, outputs[0].data)
-        except BaseException as error:  # OpenVINO would turn an interrupt into an error of its own
-            self._pages.error = error
+            outputs[0].shape = [len(qkv), self._width]
+            keys, values = pages.key_caches[self._layer], pages.value_caches[self._layer]
+            paged_attention(pages.plan, qkv, keys, values, outputs[0].data)
+        except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
+            pages.error = error
             return False
         return True
 
 
-def _read(path: str, pages: _Pages) -> ov.Model:
-    """Read the graph; its attention nodes work on `pages`, so the caches are no inputs and outputs any more."""
-    layers = iter(range(pages.config.num_layers))
+def _compile(path: str, config: ModelConfig, pages: _Pages, options: dict[str, Any]) -> ov.InferRequest:
+    """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
+    layers = iter(range(config.num_layers))
 
-    def convert(node: ov.frontend.NodeContext) -> list[ov.Output]:
+    def convert(node: Any) -> list[ov.Output]:
         packed = node.get_input(0)
-        if pages.config.qk_norm:
+        if config.qk_norm:
             packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
-        size = pages.config.num_heads * pages.config.head_size
-        attention = _Attention([packed], pages, next(layers), size)
+        attention = _Attention([packed], pages, next(layers), config.num_heads * config.head_size)
         return [attention.output(0), node.get_input(3), node.get_input(4)]
 
     core = ov.Core()
     core.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
     graph = core.read_model(path)
-    for result in graph.get_results()[1:]:
+    for result in graph.get_results()[1:]:  # the first is the logits
         graph.remove_result(result)
     for parameter in graph.get_parameters():
         if not parameter.output(0).names & set(KEPT_INPUTS):
             graph.remove_parameter(parameter)
-    return core, graph
+    return core.compile_model(graph, "CPU", options).create_infer_request()
 
 
 class CPUModel:
+    """An exported float32 model and its pages in main memory.
+
+    Parameters
+    ----------
+    path : path
+        A float32 .onnx file of `contbatch.export.export_onnx`.
+    num_pages, page_size : int
+        Pages per layer, and tokens in each. Memory is touched, and so taken, as pages are used:
+        2 * num_layers * num_pages * page_size * kv_num_heads * head_size elements in all.
+    precision : {"f32", "bf16"}
+        Arithmetic of the linear layers and type of the pages; attention itself is computed in float32.
+    num_threads : int, optional
+        Threads to use; all cores if None.
+
+    Raises
+    ------
+    ModelFileError
+        The file is missing, is no ONNX or was not written by `export_onnx`.
+    InvalidRequestError
+        An option is out of its range.
+    """
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -117,33 +121,69 @@ class CPUModel:
         precision: str = "f32",
         num_threads: int | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise InvalidRequestError(f"precision must be 'f32' or 'bf16', got {precision!r}")
-        self.config = config = read_config(path)
-        self.num_pages, self.page_size = num_pages, page_size
-        shape = (config.num_layers, num_pages, page_size, config.kv_num_heads, config.head_size)
-        self._pages = _Pages(config, shape, precision)
-        core, graph = _read(str(path), self._pages)
-        options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
-        if num_threads:
+        if precision not in PAGE_DTYPES:
+            raise InvalidRequestError(
+                f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
+            )
+        sizes = {"num_pages": num_pages, "page_size": page_size}
+        for name, value in (sizes if num_threads is None else {**sizes, "num_threads": num_threads}).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        self.config = read_config(path)
+        self.num_pages, self.page_size, self.num_threads = num_pages, page_size, num_threads
+        self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
+        self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, precision)
+        options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
+        if num_threads is not None:
             options["INFERENCE_NUM_THREADS"] = num_threads
-        self._request = core.compile_model(graph, "CPU", options).create_infer_request()
+        self._request = _compile(str(Path(path)), self.config, self._pages, options)
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
-        if self._request is None or self._pages is None:
+        """Run one step and keep its keys and values.
+
+        Parameters
+        ----------
+        inputs : mapping
+            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
+            `contbatch.inputs.StepInputs`.
+
+        Returns
+        -------
+        ndarray
+            Logits, float32 (num_logits, vocab_size); overwritten by the next call.
+
+        Raises
+        ------
+        RunnerError
+            After `close`; for a token id outside the vocabulary, a row outside the step, or anything that the
+            operator's contract forbids, such as a page outside the pool. The pages are as before then.
+        """
+        pages, config = self._pages, self.config
+        if pages is None:
             raise RunnerError("forward() after close()")
-        pages = self._pages
-        pages.step = [inputs[n] for n in ("cumulative_sequence_length", "past_seqlens", "block_table")]
+        require_in_range(inputs, config.vocab_size)
+        pages.plan = plan_step(
+            *(inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")),
+            self._cos,
+            self._sin,
+            num_rows=len(inputs["input_ids"]),
+            pages_shape=pages.shape,
+            num_heads=config.num_heads,
+            softcap=config.attention_softcap,
+            local_window_size=config.sliding_window or -1,
+            rotary_interleaved=int(config.rotary_interleaved),
+            num_threads=self.num_threads,
+        )
         try:
             self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
         except RuntimeError as error:
-            if (cause := pages.error) is not None:
-                pages.error = None
-                raise cause from None
-            if "KeyboardInterrupt" in str(error):
-                raise KeyboardInterrupt from None
-            raise
-        return self._request.get_output_tensor().data
+            cause, pages.error = pages.error, None
+            if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
+                cause = KeyboardInterrupt()
+            raise cause or RunnerError(f"OpenVINO failed: {error}") from None
+        logits: NDArray[np.float32] = self._request.get_output_tensor().data
+        return logits
 
     def close(self) -> None:
+        """Free model and pages; idempotent."""
         self._request = self._pages = None

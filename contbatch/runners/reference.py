@@ -10,6 +10,7 @@ from onnx.reference.op_run import OpRun
 
 from contbatch.errors import RunnerError
 from contbatch.export import read_config
+from contbatch.inputs import require_in_range
 from contbatch.plugins.paged_attention.reference import paged_attention
 
 
@@ -73,10 +74,7 @@ class ReferenceModel:
         """
         if self._evaluator is None:
             raise RunnerError("forward() after close()")
-        limits = {"input_ids": self.config.vocab_size, "logits_indices": len(inputs["input_ids"])}
-        for name, limit in limits.items():
-            for value in inputs[name][(inputs[name] < 0) | (inputs[name] >= limit)][:1]:
-                raise RunnerError(f"{name} must be in [0, {limit}), got {value}")
+        require_in_range(inputs, self.config.vocab_size)
         with np.errstate(over="ignore", invalid="ignore"):  # Sigmoid computes both of its branches and drops one
             logits, *caches = map(np.asarray, self._evaluator.run(None, {**inputs, **self.caches}))
         self.caches = dict(zip(self.caches, caches, strict=True))

@@ -2,7 +2,7 @@
 
 import ml_dtypes
 import numpy as np
-from contbatch.plugins.paged_attention.contract import require_array, require_attributes, require_rotary, validate
+from contbatch.plugins.paged_attention.contract import require_array, require_attributes, rotary_tables, validate
 
 from contbatch.errors import RunnerError
 
@@ -29,63 +29,36 @@ def paged_attention(
     do_rotary: int = 0,
     rotary_interleaved: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Causal grouped-query attention over K/V kept in pages; `com.microsoft::PagedAttention` of ONNX Runtime.
+    """Causal grouped-query attention over K/V kept in pages: `com.microsoft::PagedAttention`, see README.md.
 
-    Inputs and attributes are those of the README, as float32, float16 or bfloat16; key and value are None when the
-    query is packed. Computed in float64. K/V are rounded to the dtype of the caches when stored, and read back from
-    the pages also in this step.
-
-    Returns
-    -------
-    output, key_cache_out, value_cache_out
-        (num_tokens, num_heads·head_size) of the query's dtype, and updated copies of the caches. Rows past the last
-        cumulative length are padding: zero, and nothing is stored for them.
-
-    Raises
-    ------
-    RunnerError
-        For any input outside the contract (see `contract.validate`); nothing is computed then.
+    Arrays are float32, float16 or bfloat16; key and value are None when the query is packed. Returns the output, of
+    the query's dtype, and updated copies of the caches. Anything outside the contract raises `RunnerError`.
     """
-    rotary = () if not do_rotary else (cos_cache, sin_cache)
-    tables = [table for table in rotary if table is not None]
-    if len(tables) < len(rotary) or (key is None) != (value is None):
-        raise RunnerError("PagedAttention: key and value, and with do_rotary cos_cache and sin_cache, come in pairs")
-    max_position = tables[0].shape[0] if tables else None
-    require_attributes(num_heads, kv_num_heads, scale, softcap, local_window_size, max_position)
+    require_attributes(num_heads, kv_num_heads, scale, softcap, local_window_size)
     q, k, v = _split_heads(query, key, value, key_cache, value_cache, num_heads, kv_num_heads)
     num_pages, page_size, _, head_size = key_cache.shape
-    if tables:
-        require_rotary(tables[0], tables[1], head_size)
-    validate(
-        cumulative_sequence_length,
-        past_seqlens,
-        block_table,
-        num_tokens=query.shape[0],
-        num_pages=num_pages,
-        page_size=page_size,
-        local_window_size=local_window_size,
-        max_position=max_position,
-    )
-    output = np.zeros(q.shape)
-    key_cache, value_cache = key_cache.copy(), value_cache.copy()
-    for s, past in enumerate(past_seqlens.astype(np.int64)):
-        tokens = slice(cumulative_sequence_length[s], cumulative_sequence_length[s + 1])
-        position = past + np.arange(tokens.stop - tokens.start)
-        if not position.size:
-            continue
-        q_s, k_s = q[tokens], k[tokens]
-        if tables:
-            cos, sin = (table[position, None].astype(np.float64) for table in tables)
-            q_s, k_s = (_rotate(x, cos, sin, rotary_interleaved) for x in (q_s, k_s))
-        at = block_table[s, position // page_size], position % page_size
-        key_cache[at], value_cache[at] = k_s, v[tokens]
+    if do_rotary and cos_cache is None:
+        raise RunnerError("PagedAttention: do_rotary = 1 needs cos_cache and sin_cache")
+    tables = (cos_cache, sin_cache) if do_rotary else (None, None)
+    cos, sin = rotary_tables(*tables, head_size, block_table.size * page_size, *FLOATS)
+    steps = cumulative_sequence_length, past_seqlens, block_table
+    validate(*steps, len(query), num_pages, page_size, len(cos), local_window_size)
 
-        window = local_window_size if local_window_size > 0 else past + position.size
-        seen = np.arange(max(0, past - window + 1), past + position.size)
+    output, key_cache, value_cache = np.zeros(q.shape), key_cache.copy(), value_cache.copy()
+    for s in np.flatnonzero(np.diff(cumulative_sequence_length)):
+        new = slice(cumulative_sequence_length[s], cumulative_sequence_length[s + 1])
+        past = int(past_seqlens[s])
+        position = past + np.arange(new.stop - new.start)
+        q_s, k_s = (_rotate(x[new], cos[position], sin[position], rotary_interleaved) for x in (q, k))
+        page, slot = block_table[s, position // page_size], position % page_size
+        key_cache[page, slot], value_cache[page, slot] = k_s, v[new]
+
+        window = local_window_size if local_window_size > 0 else past + len(position)
+        seen = np.arange(max(0, past - window + 1), past + len(position))
         visible = (seen <= position[:, None]) & (seen > position[:, None] - window)
-        at = block_table[s, seen // page_size], seen % page_size
-        k_s, v_s = (cache[at].astype(np.float64) for cache in (key_cache, value_cache))
-        output[tokens] = _attend(q_s, k_s, v_s, visible, scale or head_size**-0.5, softcap)
+        page, slot = block_table[s, seen // page_size], seen % page_size
+        k_s, v_s = (cache[page, slot].astype(np.float64) for cache in (key_cache, value_cache))
+        output[new] = _attend(q_s, k_s, v_s, visible, scale, softcap)
     return output.reshape(len(query), -1).astype(query.dtype), key_cache, value_cache
 
 
@@ -98,9 +71,12 @@ def _split_heads(
     num_heads: int,
     kv_num_heads: int,
 ) -> list[np.ndarray]:
-    """Query, key and value as float64 (num_tokens, heads, head_size); raises when a shape or dtype does not fit."""
-    if key_cache.ndim != 4:
-        raise RunnerError(f"PagedAttention: key_cache must have four dimensions, got shape {key_cache.shape}")
+    """Return query, key and value as float64 (num_tokens, heads, head_size)."""
+    if key_cache.ndim != 4 or query.ndim != 2:
+        shapes = f"{query.shape} and {key_cache.shape}"
+        raise RunnerError(f"PagedAttention: query must have two dimensions and key_cache four, got {shapes}")
+    if (key is None) != (value is None):
+        raise RunnerError("PagedAttention: key and value must both be given, or both be absent (packed query)")
     head_size = key_cache.shape[3]
     require_array("key_cache", key_cache, (*key_cache.shape[:2], kv_num_heads, head_size), *FLOATS)
     require_array("value_cache", value_cache, key_cache.shape, key_cache.dtype)
@@ -115,8 +91,9 @@ def _split_heads(
 
 
 def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: int) -> np.ndarray:
-    """Rotary position embedding (Su et al. 2021) of x (n, heads, head_size), cos and sin (n, 1, rotary_dim / 2)."""
-    half = cos.shape[-1]
+    """Rotary position embedding (Su et al. 2021) of x (n, heads, head_size), cos and sin (n, rotary_dim / 2)."""
+    half = cos.shape[1]
+    cos, sin = (table[:, None].astype(np.float64) for table in (cos, sin))
     a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
     y = x.copy()
     y[..., a] = x[..., a] * cos - x[..., b] * sin
@@ -129,7 +106,7 @@ def _attend(
 ) -> np.ndarray:
     """Softmax attention of q (n, heads, d) over k, v (m, kv_heads, d); query head h reads KV head h // (heads / kv)."""
     group = q.shape[1] // k.shape[1]
-    score = np.einsum("nhd,mhd->hnm", q, k.repeat(group, axis=1)) * scale
+    score = np.einsum("nhd,mhd->hnm", q, k.repeat(group, axis=1)) * (scale or q.shape[2] ** -0.5)
     if softcap > 0:
         score = softcap * np.tanh(score / softcap)
     score = np.where(visible, score, -np.inf)

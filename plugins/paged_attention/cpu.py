@@ -1,0 +1,179 @@
+"""The op on numpy pages in place, for a runner that calls it once per layer: `plan_step`, then `paged_attention`."""
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from contbatch.plugins.paged_attention.contract import require_array, require_attributes, rotary_tables, validate
+from contbatch.plugins.paged_attention.intrinsics import TILE
+from contbatch.plugins.paged_attention.kernels import attend, write_pages
+
+from contbatch.errors import RunnerError
+
+FLOAT32, BFLOAT16_BITS = np.dtype(np.float32), np.dtype(np.uint16)
+ROWS_PER_TASK = 128
+"""Query rows (tokens × heads of a group) that share a tile of keys: enough to hide the cost of gathering it."""
+COST_PER_THREAD = 128
+"""Cost, see `_make_tasks`, below which waking another thread takes longer than it saves (tens of microseconds)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """What all layers of one step share; made by `plan_step`, checked there, never changed."""
+
+    num_heads: int
+    pages_shape: tuple[int, int, int, int]
+    """(num_pages, page_size, kv_num_heads, head_size) of every layer's caches."""
+    num_rows: int
+    """Rows of qkv and output, padding included."""
+    slots: np.ndarray
+    """(num_tokens,) int64: where each token's K/V go, page · page_size + offset."""
+    block_table: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+    """(num_tokens, rotary_dim / 2) float32: the rows of the rotary tables for each token."""
+    interleaved: bool
+    tasks: np.ndarray
+    """(num_tasks, 5) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token."""
+    scale: np.float32
+    softcap: np.float32
+    window: int
+    num_helpers: int
+    """Threads that work besides the caller's."""
+
+
+def plan_step(
+    cumulative_sequence_length: np.ndarray,
+    past_seqlens: np.ndarray,
+    block_table: np.ndarray,
+    cos_cache: np.ndarray | None = None,
+    sin_cache: np.ndarray | None = None,
+    *,
+    num_rows: int,
+    pages_shape: tuple[int, int, int, int],
+    num_heads: int,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    local_window_size: int = -1,
+    rotary_interleaved: int = 0,
+    num_threads: int | None = None,
+) -> StepPlan:
+    """Check one step's indices and deal out its work, once for all layers that share these attributes.
+
+    Parameters
+    ----------
+    cumulative_sequence_length, past_seqlens, block_table, cos_cache, sin_cache : array
+        Inputs 5 to 9 of the op: three int32, two float32; without tables nothing is rotated (do_rotary = 0).
+    num_rows : int
+        Rows of qkv and output: the step's tokens and any padding after them.
+    pages_shape : tuple of int
+        (num_pages, page_size, kv_num_heads, head_size) of the caches.
+    num_threads : int, optional
+        Threads that work at once, the caller's included; by default all CPUs this process may use.
+
+    Raises
+    ------
+    RunnerError
+        For anything outside the contract, see `contract.validate`.
+    """
+    num_pages, page_size, kv_num_heads, head_size = pages_shape
+    indices = cumulative_sequence_length, past_seqlens, block_table
+    cos, sin = rotary_tables(cos_cache, sin_cache, head_size, block_table.size * page_size, FLOAT32)
+    require_attributes(num_heads, kv_num_heads, scale, softcap, local_window_size)
+    validate(*indices, num_rows, num_pages, page_size, len(cos), local_window_size)
+    start, past, pages = (array.astype(np.int64, order="C") for array in indices)
+    sequence = np.repeat(np.arange(past.size), np.diff(start))
+    position = np.arange(sequence.size) - (start[:-1] - past)[sequence]
+    window = local_window_size if local_window_size > 0 else np.iinfo(np.int32).max
+    tasks, cost = _make_tasks(start, past, num_heads // kv_num_heads, kv_num_heads, window)
+    return StepPlan(
+        num_heads=num_heads,
+        pages_shape=pages_shape,
+        num_rows=num_rows,
+        slots=pages[sequence, position // page_size] * page_size + position % page_size,
+        block_table=pages,
+        cos=cos[position],
+        sin=sin[position],
+        interleaved=bool(rotary_interleaved),
+        tasks=tasks,
+        scale=np.float32(scale or head_size**-0.5),
+        softcap=np.float32(softcap),
+        window=window,
+        num_helpers=min(num_threads or _usable_cpus(), len(tasks), cost // COST_PER_THREAD + 1) - 1,
+    )
+
+
+def paged_attention(
+    plan: StepPlan, qkv: np.ndarray, key_cache: np.ndarray, value_cache: np.ndarray, output: np.ndarray
+) -> None:
+    """One layer: store this step's K/V in its pages, then fill `output`; safe to call from several threads at once.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    qkv : float32 array
+        (num_rows, (num_heads + 2·kv_num_heads)·head_size).
+    key_cache, value_cache : array
+        `plan.pages_shape`, updated in place: float32, or uint16 holding bfloat16.
+    output : float32 array
+        (num_rows, num_heads·head_size), overwritten; rows of padding become zero.
+
+    Raises
+    ------
+    RunnerError
+        For a wrong shape, dtype or memory layout; nothing is written then.
+    """
+    _, _, kv_num_heads, head_size = plan.pages_shape
+    require_array("qkv", qkv, (plan.num_rows, (plan.num_heads + 2 * kv_num_heads) * head_size), FLOAT32)
+    require_array("output", output, (plan.num_rows, plan.num_heads * head_size), FLOAT32)
+    require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS)
+    require_array("value_cache", value_cache, plan.pages_shape, key_cache.dtype)
+    for name, array in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache), ("output", output)):
+        if not array.flags.carray:
+            raise RunnerError(f"PagedAttention: {name} must be C-contiguous and writable, got strides {array.strides}")
+    output[plan.slots.size :] = 0
+    if not plan.slots.size:
+        return
+    write_pages(qkv, key_cache, value_cache, plan.slots, plan.cos, plan.sin, plan.num_heads, plan.interleaved)
+    work: tuple[Any, ...] = (
+        np.zeros(1, np.int64), plan.tasks, qkv, key_cache, value_cache, plan.block_table, plan.cos, plan.sin, output,
+        plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved,
+    )  # fmt: skip
+    helpers = [_helpers(os.getpid()).submit(attend, *work) for _ in range(plan.num_helpers)]
+    attend(*work)
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+
+
+@functools.cache
+def _helpers(_pid: int) -> ThreadPoolExecutor:
+    """Return the threads that help a caller; a forked child needs its own."""
+    return ThreadPoolExecutor(max(1, _usable_cpus() - 1), thread_name_prefix="paged_attention")
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _make_tasks(
+    start: np.ndarray, past: np.ndarray, group: int, kv_num_heads: int, window: int
+) -> tuple[np.ndarray, int]:
+    """Return `StepPlan.tasks` and the cost of all: tiles of keys × (query rows + 4, for gathering the tile)."""
+    most_tokens = max(1, ROWS_PER_TASK // group)
+    new = np.diff(start)
+    num_blocks = -(-new // most_tokens)
+    sequence = np.repeat(np.arange(new.size), num_blocks)
+    offset = (np.arange(sequence.size) - (np.cumsum(num_blocks) - num_blocks)[sequence]) * most_tokens
+    num_tokens = np.minimum(most_tokens, new[sequence] - offset)
+    position = past[sequence] + offset
+    num_tiles = (np.minimum(position, window - 1) + num_tokens) // TILE + 1
+    cost = np.repeat(num_tiles * (num_tokens * group + 4), kv_num_heads)
+    columns = [sequence, start[sequence] + offset, num_tokens, position]
+    blocks = [np.repeat(column, kv_num_heads) for column in columns]
+    blocks.insert(1, np.tile(np.arange(kv_num_heads), sequence.size))
+    order = np.argsort(-cost, kind="stable")
+    return np.stack(blocks, axis=1)[order], int(cost.sum())

@@ -1,0 +1,204 @@
+"""The op's Numba kernels for the CPU: `write_pages`, then `attend` from any number of threads at once.
+
+Flash attention (Dao et al. 2022) over pages (Kwon et al. 2023). Keys are taken in tiles of `TILE` positions counted
+from position 0 of the sequence, whatever the page size, and every sum runs in the same order within a tile: the result
+of a token depends on nothing but its own sequence, bit for bit.
+"""
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+
+from typing import Any
+
+import numpy as np
+from contbatch.plugins.paged_attention.bfloat16 import load, store
+from contbatch.plugins.paged_attention.intrinsics import (
+    TILE,
+    add_product,
+    claim,
+    row_max,
+    row_sum,
+    transpose_8x4,
+)
+from numba import njit
+
+# Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
+EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
+LOG2_E = np.float32(1.4426950408889634)
+MASKED = np.float32(-np.inf)
+ZERO = np.float32(0)
+ONE = np.float32(1)
+
+
+@njit(**EXACT)
+def exp2(x):
+    """2**x for float32 x ≤ 0: exact at 0, within 1 ulp elsewhere, exactly 0 from about -126.5 down; NaN stays NaN."""
+    x = np.float32(-127) if x < np.float32(-127) else x
+    # Adding 1.5·2²³ rounds to an integer, which then sits in the low bits; a minimax polynomial takes the fraction.
+    shifted = np.float32(x + np.float32(12582912))
+    f = x - (shifted - np.float32(12582912))
+    p = np.float32(1.5353362e-4)
+    p = p * f + np.float32(1.33988739e-3)
+    p = p * f + np.float32(9.61843692e-3)
+    p = p * f + np.float32(5.55033237e-2)
+    p = p * f + np.float32(0.240226477)
+    p = p * f + np.float32(0.693147182)
+    p = p * f + ONE
+    return p * np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
+
+
+@njit(**EXACT)
+def _rotate(x, token, column, cos, sin, interleaved, factor, out, row, head_size):
+    """out[row] = factor · (the head at x[token, column:], rotated by the token's cos and sin)."""
+    half = cos.shape[1]
+    if interleaved:
+        for i in range(half):
+            a, b = x[token, column + 2 * i], x[token, column + 2 * i + 1]
+            out[row, 2 * i] = factor * (a * cos[token, i] - b * sin[token, i])
+            out[row, 2 * i + 1] = factor * (b * cos[token, i] + a * sin[token, i])
+    else:
+        for i in range(half):
+            a, b = x[token, column + i], x[token, column + half + i]
+            out[row, i] = factor * (a * cos[token, i] - b * sin[token, i])
+            out[row, half + i] = factor * (b * cos[token, i] + a * sin[token, i])
+    for d in range(2 * half, head_size):
+        out[row, d] = factor * x[token, column + d]
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def write_pages(qkv, key_cache, value_cache, slots, cos, sin, num_heads, interleaved):
+    """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool."""
+    page_size, kv_num_heads, head_size = key_cache.shape[1:]
+    like = key_cache[0, 0, 0, 0]
+    key = np.empty((1, head_size), np.float32)
+    for t in range(len(slots)):
+        page, slot = slots[t] // page_size, slots[t] % page_size
+        for h in range(kv_num_heads):
+            column = (num_heads + h) * head_size
+            _rotate(qkv, t, column, cos, sin, interleaved, ONE, key, 0, head_size)
+            column += kv_num_heads * head_size
+            for d in range(head_size):
+                key_cache[page, slot, h, d] = store(key[0, d], like)
+                value_cache[page, slot, h, d] = store(qkv[t, column + d], like)
+
+
+@njit(**EXACT)
+def _locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
+    """rows[j] = row, in the pool seen as (slots · heads) rows, of position base + j clipped to first..end-1."""
+    position = first
+    while position < end:
+        page = position // page_size
+        stop = min(end, (page + 1) * page_size)
+        offset = (pages[page] - page) * page_size
+        for p in range(position, stop):
+            rows[p - base] = (offset + p) * kv_num_heads + kv_head
+        position = stop
+    rows[: first - base] = rows[first - base]
+    rows[end - base :] = rows[end - base - 1]
+
+
+@njit(**EXACT)
+def _gather_keys(keys, cache, rows):
+    """keys[d, j] = cache[rows[j], d]."""
+    head_size = cache.shape[1]
+    for j in range(0, TILE, 8):
+        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
+        r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
+        for d in range(0, head_size - 3, 4):
+            transpose_8x4(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
+        for d in range(head_size - head_size % 4, head_size):
+            for i in range(j, j + 8):
+                keys[d, i] = load(cache[rows[i], d])
+
+
+@njit(**EXACT)
+def _gather_values(values, cache, rows):
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE]; adding 0 keeps LLVM from calling memcpy per row."""
+    head_size = cache.shape[1]
+    whole = head_size // TILE
+    for j in range(TILE):
+        row = rows[j]
+        for c in range(whole):
+            for d in range(TILE):
+                values[c, j, d] = load(cache[row, c * TILE + d]) + ZERO
+        for d in range(head_size - whole * TILE):
+            values[whole, j, d] = load(cache[row, whole * TILE + d]) + ZERO
+
+
+@njit(**EXACT)
+def _weigh(score, first, stop, softcap, top, total, output, row):
+    """Online softmax: score[first:stop] (base 2) → weights, the rest → 0; the row is rescaled when its top rises."""
+    if softcap > ZERO:
+        for j in range(TILE):
+            e = exp2(np.float32(-2) * LOG2_E * abs(score[j]))
+            tanh = (ONE - e) / (ONE + e)
+            score[j] = softcap * LOG2_E * (tanh if score[j] > ZERO else -tanh)
+    score[:first] = MASKED
+    score[stop:] = MASKED
+    highest = row_max(score, 0)
+    if highest > top[row]:
+        shrink = exp2(top[row] - highest)
+        top[row] = highest
+        total[row] *= shrink
+        for d in range(output.shape[1]):
+            output[row, d] *= shrink
+    highest = top[row]
+    for j in range(TILE):
+        score[j] = exp2(score[j] - highest)
+    total[row] += row_sum(score, 0)
+
+
+@njit(**EXACT)
+def _attend_tile(num_rows, group, position, window, base, softcap, scratch):
+    """Let the task's query rows take in the tile of keys at `base`."""
+    query, keys, values, score, total, top, mix, _rows = scratch
+    head_size, chunks = keys.shape[0], values.shape[0]
+    flat_query, flat_mix, flat_values = query.reshape(-1), mix.reshape(-1), values.reshape(-1, TILE)
+    for row in range(num_rows):
+        last = position + row // group - base
+        first, stop = max(0, last - window + 1), min(TILE, last + 1)
+        if first < TILE and stop > 0:
+            score[:] = ZERO
+            add_product(score, 0, flat_query, row * head_size, head_size, keys, 0)
+            _weigh(score, first, stop, softcap, top, total, mix, row)
+            for c in range(chunks):
+                add_product(flat_mix, (row * chunks + c) * TILE, score, 0, stop, flat_values, c * TILE)
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def attend(
+    counter, tasks, qkv, key_cache, value_cache, block_table, cos, sin, output, num_heads, scale, softcap, window,
+    interleaved,
+):  # fmt: skip
+    """Work through the tasks not yet claimed: (sequence, kv head, first token, tokens, position of the first token)."""
+    page_size, kv_num_heads, head_size = key_cache.shape[1:]
+    group, chunks = num_heads // kv_num_heads, (head_size + TILE - 1) // TILE
+    most_rows = group * tasks[:, 3].max()
+    query, mix = np.empty((most_rows, head_size), np.float32), np.empty((most_rows, chunks * TILE), np.float32)
+    total, top = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
+    keys, values = np.empty((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
+    score, rows = np.empty(TILE, np.float32), np.empty(TILE, np.int64)
+    scratch = query, keys, values, score, total, top, mix, rows
+    key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
+    factor = scale / softcap if softcap > ZERO else scale * LOG2_E
+
+    while True:
+        task = claim(counter)
+        if task >= len(tasks):
+            break
+        pages, kv_head, token = block_table[tasks[task, 0]], tasks[task, 1], tasks[task, 2]
+        num_rows, position = group * tasks[task, 3], tasks[task, 4]
+        column = kv_head * group * head_size
+        for row in range(num_rows):
+            _rotate(
+                qkv, token + row // group, column + row % group * head_size, cos, sin, interleaved, factor, query, row,
+                head_size,
+            )  # fmt: skip
+        total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
+        first, end = max(0, position - window + 1), position + tasks[task, 3]
+        for base in range(first - first % TILE, end, TILE):
+            _locate(rows, base, max(base, first), min(base + TILE, end), pages, page_size, kv_num_heads, kv_head)
+            _gather_keys(keys, key_rows, rows)
+            _gather_values(values, value_rows, rows)
+            _attend_tile(num_rows, group, position, window, base, softcap, scratch)
+        for row in range(num_rows):
+            for d in range(head_size):
+                output[token + row // group, column + row % group * head_size + d] = mix[row, d] / total[row]
