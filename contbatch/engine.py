@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from time import perf_counter
 from typing import Protocol
 
-from contbatch.errors import InvalidRequestError
+from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.metrics import Result
 from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
@@ -64,8 +65,10 @@ class Engine:
         self.now = 0.0
         self.forget()
         self._arriving: list[tuple[float, int, Request]] = []
-        self._arriving_ids: set[int | str] = set()
+        """A heap; those aborted before they arrived are still in it, but no longer among `_arriving_ids`."""
+        self._arriving_ids: dict[int | str, Request] = {}
         self._num_added = 0
+        self._is_stepping = False
 
     def forget(self) -> None:
         """Drop the rows recorded so far."""
@@ -84,18 +87,18 @@ class Engine:
         self.runner.validate(request)
         if request.request_id in self._arriving_ids:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use by an arriving request")
-        if request.arrival_time <= self.now:
-            self.scheduler.add(request)
-            return
-        self._arriving_ids.add(request.request_id)
+        self._arriving_ids[request.request_id] = request
         heappush(self._arriving, (request.arrival_time, self._num_added, request))
         self._num_added += 1
+        self._take_arrivals()
 
     def abort(self, request_id: int | str) -> None:
         """End a request in any state; unknown ids are ignored."""
-        self._arriving_ids.discard(request_id)
+        if (request := self._arriving_ids.pop(request_id, None)) is not None:
+            self.scheduler.add(request)
         self.scheduler.abort(request_id)
-        self.recorder.leave(self.scheduler.drain_released(), self.scheduler.num_steps, self.now)
+        if not self._is_stepping:  # else, as in on_token, it leaves with the step
+            self._record_left()
 
     @property
     def has_requests(self) -> bool:
@@ -107,33 +110,55 @@ class Engine:
 
         An exception of the runner (or an interrupt) leaves the engine as it was before the step: it can go on.
         """
+        if not self.has_requests:
+            return []
+        if not self.scheduler.has_requests:
+            self.now = max(self.now, self._next_arrival())
         self._take_arrivals()
+        self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            self._is_stepping = False
+            self._record_left()  # nobody, unless the step was interrupted
+
+    def _step(self) -> list[Request]:
         began = perf_counter()
         step = self.scheduler.schedule()
         self.recorder.begin(step, self.scheduler, self.now)
         result = self.runner.execute(step)
+        if not 0 <= result.elapsed_s < inf:
+            raise RunnerError(f"elapsed_s of step {step.step} must be finite seconds ≥ 0, got {result.elapsed_s!r}")
         left = self.scheduler.update(step, result.tokens, result.errors, self.on_token)
         host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
         self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
         self.now += result.elapsed_s + host_s
         return left
 
+    def _record_left(self) -> None:
+        self.recorder.leave(self.scheduler.drain_released(), self.scheduler.num_steps, self.now)
+
+    def _next_arrival(self) -> float:
+        """Return when the next request arrives; infinity if none will."""
+        while self._arriving:
+            at, _, request = self._arriving[0]
+            if self._arriving_ids.get(request.request_id) is request:
+                return at
+            heappop(self._arriving)
+        return inf
+
     def _take_arrivals(self) -> None:
-        if not self.scheduler.has_requests and self._arriving_ids:
-            while self._arriving[0][2].request_id not in self._arriving_ids:
-                heappop(self._arriving)
-            self.now = max(self.now, self._arriving[0][0])
-        while self._arriving and self._arriving[0][0] <= self.now:
+        while self._next_arrival() <= self.now:
             request = heappop(self._arriving)[2]
-            if request.request_id in self._arriving_ids:  # else aborted before it arrived
-                self._arriving_ids.remove(request.request_id)
-                self.scheduler.add(request)
+            del self._arriving_ids[request.request_id]
+            self.scheduler.add(request)
 
     def run(self, requests: Iterable[Request] = (), *, progress: bool = False) -> Result:
         """Run requests to their end and return the tables of this run.
 
         A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
-        a row. If interrupted, every request of this run is aborted and the engine is ready for the next.
+        a row; one that was run before, or is listed twice, is an error. If interrupted, every request of this run is
+        aborted and the engine is ready for the next.
 
         Parameters
         ----------
@@ -149,6 +174,9 @@ class Engine:
                     self.add(request)
                     names.append(request.request_id)
                 except InvalidRequestError as error:
+                    arriving = self._arriving_ids.get(request.request_id)
+                    if request.order >= 0 or request.is_finished or request is arriving:
+                        raise  # it is in use or was used: its state is not this run's to change
                     request.finish_reason, request.error = "rejected", error
                     self.recorder.reject(request)
             with progress_bar(len(names), "request", progress) as bar:

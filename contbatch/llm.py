@@ -75,12 +75,8 @@ class LLM:
         if backend not in BACKENDS:
             raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
-        self._limits: dict[str, int] = {
-            "num_pages": num_pages,
-            "page_size": page_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        }
+        self._limits = {"num_pages": num_pages, "page_size": page_size}
+        self._limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self.tokenizer = load_tokenizer(source)

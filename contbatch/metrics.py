@@ -97,7 +97,10 @@ class Result:
         """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""
         done = self.finished
         good = (done.ttft_s <= ttft_s) & ~(done.tpot_s > tpot_s) & (done.e2e_s <= e2e_s)
-        return float(good.sum()) / self.duration_s
+        return self._per_s(int(good.sum()))
+
+    def _per_s(self, count: int) -> float:
+        return count / self.duration_s if self.duration_s else NAN
 
     def summary(self) -> pd.Series:
         """Return the run in figures; latencies are those of the finished requests.
@@ -114,8 +117,8 @@ class Result:
             "failed": len(self.requests) - len(done),
             "duration_s": self.duration_s,
             "output_tokens": tokens,
-            "output_tokens_per_s": tokens / self.duration_s,
-            "requests_per_s": len(done) / self.duration_s,
+            "output_tokens_per_s": self._per_s(tokens),
+            "requests_per_s": self._per_s(len(done)),
             "steps": len(steps),
             "mean_seqs": steps.seqs.mean(),
             "wasted_seats": steps.held_seats.sum() / max(1, steps.seats.sum()),

@@ -21,7 +21,12 @@ LABELS = {"prefill": "prompt", "decode": "answer, token by token", "held": "fini
 
 
 def gantt(
-    result: Result, *, by: Literal["step", "second"] = "second", title: str = "", ax: "Axes | None" = None
+    result: Result,
+    *,
+    by: Literal["step", "second"] = "second",
+    title: str = "",
+    legend: bool = True,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """Draw who sat where: a row per seat, a bar per stretch of work, labelled with its request where there is room.
 
@@ -32,6 +37,8 @@ def gantt(
         Unit of the horizontal axis: step numbers, or seconds of the engine's clock.
     title : str
         What was run.
+    legend : bool
+        Explain the colours.
     ax : Axes, optional
         Drawn into; a new figure if None.
     """
@@ -45,11 +52,13 @@ def gantt(
         left, width, seat, kind = row[start], row[end] - row[start], row["seat"], row["kind"]
         ax.barh(seat, width, left=left, height=0.8, linewidth=0.5, **STYLES[kind])
         if kind == "decode" and width > 0.025 * extent:
-            ax.text(left + width / 2, seat, str(row["request_id"]), ha="center", va="center", color="white", size=7)
+            name = str(row["request_id"])
+            ax.text(left + width / 2, seat, name, ha="center", va="center", color="white", size=7, clip_on=True)
     ax.set(xlabel="step" if by == "step" else "time [s]", ylabel="seat", title=title, yticks=range(seats))
-    ax.set_xlim(0, extent)
+    ax.margins(x=0)
     ax.set_ylim(seats - 0.5, -0.5)
     ax.set_facecolor("#EEEEEE")  # an empty seat
-    handles = [Patch(**STYLES[kind], label=LABELS[kind]) for kind in STYLES]
-    ax.legend(handles=[*handles, Patch(facecolor="#EEEEEE", label="empty")], ncols=4, fontsize=7, loc="lower right")
+    if legend:
+        handles = [Patch(**STYLES[kind], label=LABELS[kind]) for kind in STYLES]
+        ax.legend(handles=[*handles, Patch(facecolor="#EEEEEE", label="empty")], fontsize=8, loc="lower right")
     return ax

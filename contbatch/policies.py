@@ -48,7 +48,7 @@ class Policy:
 
 
 def _decodes(running: Sequence[Request]) -> Plan:
-    return ((r, 1) for r in running if r.num_uncomputed_tokens == 1)
+    return ((r, 1) for r in running if r.num_uncomputed_tokens == 1 and not r.is_finished)
 
 
 def _prefills(running: Sequence[Request]) -> Plan:

@@ -69,12 +69,11 @@ class Recorder:
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
-        end_s = now + elapsed_s + host_s
+        end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
         sampled = 0
         for request, _, _, samples, _ in step.grants:
-            if samples and len(times := self._live[request.request_id].token_s) < len(request.output_token_ids):
-                times.append(end_s)
-                sampled += 1
+            if samples:
+                sampled += self._note_tokens(request, end_s)
             if request.status is HELD:
                 self._turn(request, "held", step.step + 1, end_s)
         self._steps.append((step.step, now, elapsed_s, host_s, *self._counts, sampled, len(left)))
@@ -89,6 +88,7 @@ class Recorder:
         """Record requests that left at `now`, before step number `step`."""
         for request in requests:
             self._turn(request, "", step, now)
+            self._note_tokens(request, now)
             live = self._live.pop(request.request_id)
             times = [now] * len(live.token_s) if self.release == "batch" else live.token_s
             made = live.token_s[-1] if times else float("nan")
@@ -106,6 +106,13 @@ class Recorder:
             page_size=self.page_size,
         )
 
+    def _note_tokens(self, request: Request, now: float) -> int:
+        """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
+        times = self._live[request.request_id].token_s
+        new = len(request.output_token_ids) - len(times)
+        times += [now] * new
+        return new
+
     def _turn(self, request: Request, kind: str, step: int, now: float) -> None:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
         name = request.request_id
@@ -114,6 +121,6 @@ class Recorder:
             live = self._live[name] = _Live(now if kind else float("nan"))
         if live.kind == kind:
             return
-        if live.kind:
+        if live.kind and live.start_step < step:  # else of an interrupted step
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now

@@ -125,18 +125,17 @@ class Scheduler:
         PolicyError
             The plan names a foreign request, one request twice, or an impossible number of tokens.
         StalledError
-            Requests are live but the plan computes nothing.
+            Requests are live but the plan computes nothing, or only padding.
         """
-        self._settle()
         self._open_step = None
         step = SchedulerOutput(self.num_steps)
         try:
             Planner(self, step).run()
         finally:  # whatever a policy raises, those admitted or preempted so far have changed sides
             self._move(step)
-        if self.requests and not step.grants:
+        if self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(
-                f"{self.policy!r} planned nothing while {len(self.waiting)} requests wait and "
+                f"{self.policy!r} planned nothing of use while {len(self.waiting)} requests wait and "
                 f"{len(self.running)} run ({self.pool.num_free} of {self.pool.num_pages} pages free)"
             )
         self._open_step = step
@@ -192,15 +191,17 @@ class Scheduler:
                 raise SchedulerError(f"step {step.step} brought no token and no error for request {name!r}")
         self._open_step = None
         self.num_steps += 1
-        for request, start, num_tokens, samples, _ in step.grants:
-            if request.status is not RUNNING:  # aborted while the step ran, or padding
-                continue
-            request.num_computed_tokens = start + num_tokens
-            if request.request_id in errors:
-                self._fail(request, "error", errors[request.request_id])
-            elif samples:
-                self._append(request, tokens[request.request_id], on_token)
-        self._settle()
+        try:
+            for request, start, num_tokens, samples, _ in step.grants:
+                if request.status is not RUNNING:  # aborted while the step ran, or padding
+                    continue
+                request.num_computed_tokens = start + num_tokens
+                if request.request_id in errors:
+                    self._fail(request, "error", errors[request.request_id])
+                elif samples:
+                    self._append(request, tokens[request.request_id], on_token)
+        finally:  # on_token may have been interrupted
+            self._settle()
         return self.drain_released()
 
     def _append(self, request: Request, token: int, on_token: Callable[[Request], bool] | None) -> None:

@@ -1,7 +1,11 @@
 """A runner whose pages hold markers in place of keys and values, so that a wrong page is seen, not guessed."""
 
-from contbatch.engine import StepResult
+from invariants import CheckedScheduler
+
+from contbatch.engine import Engine, StepResult
 from contbatch.inputs import pack
+from contbatch.policies import ChunkedPrefill
+from contbatch.request import Request, SamplingParams
 
 VOCABULARY = 7
 STEP_S, TOKEN_S = 1.0, 0.125
@@ -48,7 +52,7 @@ class FakeRunner:
         """(grants as plain tuples, elapsed_s) of every step computed."""
 
     def validate(self, request):
-        """Take every request."""
+        request.token_ids(0, 1)
 
     def execute(self, step):
         inputs = pack(step)
@@ -60,7 +64,7 @@ class FakeRunner:
             self._read(request, past, table)
         self.calls += 1
         for row, ((request, *_), past, table) in enumerate(rows):
-            if self.calls - 1 in self.crash and 2 * row >= len(rows):
+            if self.calls - 1 in self.crash and row == len(rows) // 2:
                 raise RuntimeError(f"call {self.calls - 1} crashed")
             for position, token in enumerate(batch[ends[row] : ends[row + 1]], past):
                 page = table[position // self.page_size]
@@ -96,12 +100,37 @@ class FakeRunner:
         return tokens
 
 
-def drive(scheduler, runner, max_steps=1000):
-    """Step until nobody is live; return the steps' outputs."""
-    steps = []
-    while scheduler.has_requests:
-        assert len(steps) < max_steps, f"still live after {max_steps} steps: {list(scheduler.requests.values())}"
-        steps.append(scheduler.schedule())
-        result = runner.execute(steps[-1])
-        scheduler.update(steps[-1], result.tokens, result.errors)
-    return steps
+def request(name, prompt=1, output=1, at=0.0):
+    """A request of some lengths; all prompts of one length are the same."""
+    return Request(name, [1] * prompt, SamplingParams(max_tokens=output), arrival_time=at)
+
+
+def scheduler_of(policy, *requests, num_pages=64, page_size=4, **limits):
+    """A scheduler that checks itself, with requests added and a `runner` of its own."""
+    scheduler = CheckedScheduler(policy, num_pages=num_pages, page_size=page_size, **limits)
+    scheduler.runner = FakeRunner(num_pages, page_size)
+    for r in requests:
+        scheduler.add(r)
+    return scheduler
+
+
+def serve(scheduler, steps=None, on_token=None, max_steps=1000):
+    """Run until nobody is live, or a number of steps; return them."""
+    outputs = []
+    while scheduler.has_requests and (steps is None or len(outputs) < steps):
+        assert len(outputs) < max_steps, f"still live after {max_steps} steps: {list(scheduler.requests.values())}"
+        outputs.append(step := scheduler.schedule())
+        result = scheduler.runner.execute(step)
+        scheduler.update(step, result.tokens, result.errors, on_token)
+    return outputs
+
+
+def engine_of(policy=None, *, on_token=None, **limits):
+    """An engine whose scheduler checks itself."""
+    scheduler = scheduler_of(policy or ChunkedPrefill(), **limits)
+    return Engine(scheduler, scheduler.runner, on_token=on_token)
+
+
+def time_of(*tokens):
+    """Seconds that steps of so many tokens take."""
+    return sum(STEP_S + TOKEN_S * n for n in tokens)

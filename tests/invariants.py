@@ -70,6 +70,7 @@ class CheckedScheduler(Scheduler):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.ended = []
+        self.updating = False
 
     def add(self, request):
         super().add(request)
@@ -77,7 +78,8 @@ class CheckedScheduler(Scheduler):
 
     def abort(self, request_id):
         super().abort(request_id)
-        check(self)
+        if not self.updating:
+            check(self)
 
     def schedule(self):
         step = super().schedule()
@@ -85,7 +87,11 @@ class CheckedScheduler(Scheduler):
         return step
 
     def update(self, *args, **kwargs):
-        left = super().update(*args, **kwargs)
+        self.updating = True
+        try:
+            left = super().update(*args, **kwargs)
+        finally:
+            self.updating = False
         check(self)
         return left
 

@@ -5,12 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from dense_model import dense_logits
 from smollm2 import golden, model_path
 
 import contbatch as cb
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.model import load_model
-from dense_model import dense_logits
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def fibonacci(n):\n", "Once upon a time, there was a"]

@@ -1,34 +1,14 @@
 """Errors, aborts, callbacks and policies gone wrong cost the request concerned, and nothing else."""
 
 import pytest
-from fake_runner import FakeRunner, drive, solo
-from invariants import CheckedScheduler, check
+from fake_runner import request, scheduler_of, serve, solo
+from invariants import check
 
 from contbatch.errors import PolicyError, StalledError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Policy, StaticBatching
-from contbatch.request import Request, RequestStatus, SamplingParams
+from contbatch.request import RequestStatus
 
 WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
-
-
-def request(name, prompt=1, output=1, **sampling):
-    return Request(name, [1] * prompt, SamplingParams(max_tokens=output, **sampling))
-
-
-def scheduler_of(policy, *requests, num_pages=64, page_size=4, **limits):
-    scheduler = CheckedScheduler(policy, num_pages=num_pages, page_size=page_size, **limits)
-    for r in requests:
-        scheduler.add(r)
-    return scheduler
-
-
-def serve(scheduler, steps=None, poison=(), on_token=None):
-    """Run a number of steps, or to the end."""
-    runner = FakeRunner(scheduler.pool.num_pages, scheduler.pool.page_size, poison=poison)
-    while scheduler.has_requests and (steps is None or scheduler.num_steps < steps):
-        step = scheduler.schedule()
-        result = runner.execute(step)
-        scheduler.update(step, result.tokens, result.errors, on_token)
 
 
 # ---- one request fails alone -------------------------------------------------------------------------------------
@@ -37,7 +17,9 @@ def serve(scheduler, steps=None, poison=(), on_token=None):
 @pytest.mark.parametrize("policy", [ChunkedPrefill(), StaticBatching(2), StaticBatching(2, pad=True)], ids=repr)
 def test_an_error_ends_one_request(policy):
     a, b = request("a", 6, 3), request("b", 2, 3)
-    serve(scheduler_of(policy, a, b), poison={"a": 1})
+    scheduler = scheduler_of(policy, a, b)
+    scheduler.runner.poison["a"] = 1
+    serve(scheduler)
     assert (a.finish_reason, a.output_token_ids, str(a.error)) == ("error", solo(a)[0][:1], "a is poisoned")
     assert (b.finish_reason, b.output_token_ids, b.error) == ("length", solo(b)[0], None)
 
@@ -147,15 +129,18 @@ def test_a_client_goes_in_any_state_and_its_pages_are_freed_once(state, status, 
     scheduler, steps = state(a := request("a", 8, 5))
     serve(scheduler, steps)
     assert a.status is status
-    step = scheduler.schedule() if while_a_step_runs else None
+    if while_a_step_runs:
+        step = scheduler.schedule()
+        result = scheduler.runner.execute(step)
     others = sum(len(r.pages) for r in scheduler.running if r is not a)
     scheduler.abort("a")
     assert (a.finish_reason, a.status) == ("abort", FINISHED)
     assert scheduler.pool.num_live == others
     scheduler.abort("a")
-    if step is not None:
-        scheduler.update(step, {"x": 0})
+    if while_a_step_runs:
+        scheduler.update(step, result.tokens)
     serve(scheduler)
+    scheduler.drain_released()
     assert scheduler.ended.count(a) == 1
     assert scheduler.pool.num_live == 0
 
@@ -216,8 +201,13 @@ def test_a_policy_that_plans_nothing_is_an_error_not_an_idle_loop():
         scheduler.schedule()
 
 
-def test_a_policy_that_never_lets_go_is_an_error_not_an_idle_loop():
+@pytest.mark.parametrize("pads", [False, True])
+def test_a_policy_that_never_lets_go_is_an_error_not_an_idle_loop(pads):
     class Clingy(ChunkedPrefill):
+        def plan(self, waiting, running, budget):
+            yield from super().plan(waiting, running, budget)
+            yield from ((r, 1) for r in running if r.is_finished and pads)
+
         def may_leave(self, running):
             return False
 
@@ -226,9 +216,19 @@ def test_a_policy_that_never_lets_go_is_an_error_not_an_idle_loop():
         serve(scheduler)
 
 
+@pytest.mark.parametrize("policy", [ChunkedPrefill, ContinuousBatching])
+def test_a_policy_that_keeps_the_seats_of_the_finished_does_not_compute_them(policy):
+    class Keeps(policy):
+        def may_leave(self, running):
+            return all(r.is_finished for r in running)
+
+    steps = serve(scheduler_of(Keeps(), request("a", 1, 1), request("b", 1, 3)))
+    assert [len(s.grants) for s in steps] == [2, 1, 1]
+
+
 def test_plans_may_be_lists_and_exceed_the_budget():
     scheduler = scheduler_of(Plans(lambda rs: [(r, r.num_uncomputed_tokens) for r in rs]), max_num_batched_tokens=5)
     for name in "abc":
         scheduler.add(request(name, 4, 2))
-    steps = drive(scheduler, FakeRunner(64, 4))
+    steps = serve(scheduler)
     assert [[g.num_tokens for g in s.grants] for s in steps] == [[4, 1], [1, 3, 1], [1, 3], [1]]

@@ -27,6 +27,12 @@ def require_attributes(num_heads: int, kv_num_heads: int, scale: float, softcap:
         raise _error(f"local_window_size must be -1 (none) or ≥ 1, got {local_window_size}")
 
 
+def require_pages(shape: tuple[int, ...], kv_num_heads: int) -> None:
+    """Raise `RunnerError` unless this is the shape of a cache."""
+    if len(shape) != 4 or min(shape) < 1 or shape[2] != kv_num_heads:
+        raise _error(f"a cache must be (num_pages, page_size, {kv_num_heads} = kv_num_heads, head_size), got {shape}")
+
+
 def require_array(name: str, array: np.ndarray, shape: tuple[int, ...], *dtypes: np.dtype) -> None:
     """Raise `RunnerError` unless `array` has this shape and one of these dtypes."""
     if array.shape != shape:

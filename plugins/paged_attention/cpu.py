@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from contbatch.plugins.paged_attention.contract import require_array, require_attributes, rotary_tables, validate
-from contbatch.plugins.paged_attention.intrinsics import TILE
-from contbatch.plugins.paged_attention.kernels import attend, write_pages
 
 from contbatch.errors import RunnerError
+from contbatch.plugins.paged_attention.contract import (
+    require_array,
+    require_attributes,
+    require_pages,
+    rotary_tables,
+    validate,
+)
+from contbatch.plugins.paged_attention.intrinsics import TILE
+from contbatch.plugins.paged_attention.kernels import attend, write_pages
 
 FLOAT32, BFLOAT16_BITS = np.dtype(np.float32), np.dtype(np.uint16)
 ROWS_PER_TASK = 128
@@ -79,6 +85,7 @@ def plan_step(
     RunnerError
         For anything outside the contract, see `contract.validate`.
     """
+    require_pages(pages_shape, pages_shape[2])
     num_pages, page_size, kv_num_heads, head_size = pages_shape
     indices = cumulative_sequence_length, past_seqlens, block_table
     cos, sin = rotary_tables(cos_cache, sin_cache, head_size, block_table.size * page_size, FLOAT32)

@@ -40,6 +40,23 @@ def claim(_context, counter):
 
 
 @intrinsic
+def prefetch(_context, matrix, row, column):
+    """Ask for the line of matrix[row, column] to be in the second-level cache soon; never faults."""
+
+    def codegen(context, builder, signature, args):
+        index = builder.add(builder.mul(args[1], _row_length(context, builder, signature.args[0], args[0])), args[2])
+        byte_pointer = ir.IntType(8).as_pointer()
+        data = _data(context, builder, signature.args[0], args[0])
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, INT32, INT32, INT32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
+        address = builder.bitcast(builder.gep(data, [index]), byte_pointer)
+        builder.call(function, [address, INT32(0), INT32(2), INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(matrix, row, column), codegen
+
+
+@intrinsic
 def add_product(_context, out, i, x, j, n, matrix, k):
     """out[i : i + TILE] += x[j : j + n] @ matrix[k : k + n], for flat float32 `out`, `x` and (…, TILE) `matrix`.
 
@@ -99,31 +116,38 @@ row_sum = _reduction("fadd", [0.0], ["reassoc"])
 
 
 @intrinsic
-def transpose_8x4(_context, out, column, matrix, d, r0, r1, r2, r3, r4, r5, r6, r7):
-    """out[d : d + 4, column : column + 8] = the rows r0…r7 of matrix[:, d : d + 4] as columns, widened to float32."""
+def transpose_8(_context, out, column, matrix, d, r0, r1, r2, r3, r4, r5, r6, r7):
+    """out[d : d + n, column : column + 8] = rows r0…r7 of matrix[:, d : d + n] as columns; n elements are 16 bytes.
+
+    `matrix` is float32 (n = 4), or uint16 holding bfloat16 (n = 8), which moves as pairs and is widened at the end.
+    """
     bfloat16 = matrix.dtype == types.uint16
 
     def codegen(context, builder, signature, args):
-        length = _row_length(context, builder, signature.args[2], args[2])
+        four, eight = ir.VectorType(INT32, 4), ir.VectorType(INT32, 8)
+        row_length = _row_length(context, builder, signature.args[2], args[2])
         source, target = (_data(context, builder, signature.args[a], args[a]) for a in (2, 0))
-        four = ir.VectorType(source.type.pointee, 4)
 
-        def row(r):
-            index = builder.add(builder.mul(args[4 + r], length), args[3])
+        def load(r):
+            index = builder.add(builder.mul(args[4 + r], row_length), args[3])
             return builder.load(builder.bitcast(builder.gep(source, [index]), four.as_pointer()), align=2)
 
+        def store(i, words):
+            index = builder.add(builder.mul(builder.add(args[3], INT64(i)), INT64(TILE)), args[1])
+            builder.store(words, builder.bitcast(builder.gep(target, [index]), eight.as_pointer()), align=4)
+
         # Rows r and r + 4 share a register, so that the interleaving below stays within 128-bit lanes, which is cheap.
-        rows = [_shuffle(builder, row(r), row(r + 4), range(8)) for r in range(4)]
-        if bfloat16:
-            wide, sixteen = ir.VectorType(INT32, 8), ir.Constant(ir.VectorType(INT32, 8), [16] * 8)
-            rows = [builder.bitcast(builder.shl(builder.zext(r, wide), sixteen), ir.VectorType(FLOAT, 8)) for r in rows]
+        rows = [_shuffle(builder, load(r), load(r + 4), range(8)) for r in range(4)]
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
         pairs = [_shuffle(builder, rows[r], rows[r + 2], half) for half in (low, high) for r in (0, 1)]
         for i in range(4):
-            a, b = pairs[:2] if i < 2 else pairs[2:]
-            index = builder.add(builder.mul(builder.add(args[3], INT64(i)), INT64(TILE)), args[1])
-            columns = _shuffle(builder, a, b, (low, high)[i % 2])
-            builder.store(columns, builder.bitcast(builder.gep(target, [index]), columns.type.as_pointer()), align=4)
+            first = i - i % 2
+            words = _shuffle(builder, pairs[first], pairs[first + 1], (low, high)[i % 2])
+            if bfloat16:
+                store(2 * i, builder.shl(words, ir.Constant(eight, [16] * 8)))
+                store(2 * i + 1, builder.and_(words, ir.Constant(eight, [0xFFFF0000] * 8)))
+            else:
+                store(i, words)
         return context.get_dummy_value()
 
     return types.void(out, column, matrix, d, r0, r1, r2, r3, r4, r5, r6, r7), codegen

@@ -9,16 +9,18 @@ of a token depends on nothing but its own sequence, bit for bit.
 from typing import Any
 
 import numpy as np
+from numba import njit
+
 from contbatch.plugins.paged_attention.bfloat16 import load, store
 from contbatch.plugins.paged_attention.intrinsics import (
     TILE,
     add_product,
     claim,
+    prefetch,
     row_max,
     row_sum,
-    transpose_8x4,
+    transpose_8,
 )
-from numba import njit
 
 # Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
 EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
@@ -98,29 +100,39 @@ def _locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
 @njit(**EXACT)
 def _gather_keys(keys, cache, rows):
     """keys[d, j] = cache[rows[j], d]."""
-    head_size = cache.shape[1]
+    head_size, step = cache.shape[1], 16 // cache.itemsize
     for j in range(0, TILE, 8):
         r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
         r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
-        for d in range(0, head_size - 3, 4):
-            transpose_8x4(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
-        for d in range(head_size - head_size % 4, head_size):
+        for d in range(0, head_size - step + 1, step):
+            transpose_8(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
+        for d in range(head_size - head_size % step, head_size):
             for i in range(j, j + 8):
                 keys[d, i] = load(cache[rows[i], d])
 
 
 @njit(**EXACT)
 def _gather_values(values, cache, rows):
-    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE]; adding 0 keeps LLVM from calling memcpy per row."""
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE]."""
     head_size = cache.shape[1]
     whole = head_size // TILE
     for j in range(TILE):
         row = rows[j]
         for c in range(whole):
             for d in range(TILE):
-                values[c, j, d] = load(cache[row, c * TILE + d]) + ZERO
+                values[c, j, d] = load(cache[row, c * TILE + d])
         for d in range(head_size - whole * TILE):
-            values[whole, j, d] = load(cache[row, whole * TILE + d]) + ZERO
+            values[whole, j, d] = load(cache[row, whole * TILE + d])
+
+
+@njit(**EXACT)
+def _announce(key_rows, value_rows, rows):
+    """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
+    line = 64 // key_rows.itemsize
+    for row in rows:
+        for d in range(0, key_rows.shape[1], line):
+            prefetch(key_rows, row, d)
+            prefetch(value_rows, row, d)
 
 
 @njit(**EXACT)
@@ -194,10 +206,16 @@ def attend(
             )  # fmt: skip
         total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
         first, end = max(0, position - window + 1), position + tasks[task, 3]
-        for base in range(first - first % TILE, end, TILE):
-            _locate(rows, base, max(base, first), min(base + TILE, end), pages, page_size, kv_num_heads, kv_head)
+        start = first - first % TILE
+        _locate(rows, start, first, min(start + TILE, end), pages, page_size, kv_num_heads, kv_head)
+        for base in range(start, end, TILE):
             _gather_keys(keys, key_rows, rows)
             _gather_values(values, value_rows, rows)
+            if base + TILE < end:
+                _locate(
+                    rows, base + TILE, base + TILE, min(base + 2 * TILE, end), pages, page_size, kv_num_heads, kv_head
+                )
+                _announce(key_rows, value_rows, rows)
             _attend_tile(num_rows, group, position, window, base, softcap, scratch)
         for row in range(num_rows):
             for d in range(head_size):

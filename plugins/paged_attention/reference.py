@@ -2,9 +2,15 @@
 
 import ml_dtypes
 import numpy as np
-from contbatch.plugins.paged_attention.contract import require_array, require_attributes, rotary_tables, validate
 
 from contbatch.errors import RunnerError
+from contbatch.plugins.paged_attention.contract import (
+    require_array,
+    require_attributes,
+    require_pages,
+    rotary_tables,
+    validate,
+)
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -41,9 +47,8 @@ def paged_attention(
         raise RunnerError("PagedAttention: do_rotary = 1 needs cos_cache and sin_cache")
     tables = (cos_cache, sin_cache) if do_rotary else (None, None)
     cos, sin = rotary_tables(*tables, head_size, block_table.size * page_size, *FLOATS)
-    steps = cumulative_sequence_length, past_seqlens, block_table
-    validate(*steps, len(query), num_pages, page_size, len(cos), local_window_size)
-
+    indices = cumulative_sequence_length, past_seqlens, block_table
+    validate(*indices, len(query), num_pages, page_size, len(cos), local_window_size)
     output, key_cache, value_cache = np.zeros(q.shape), key_cache.copy(), value_cache.copy()
     for s in np.flatnonzero(np.diff(cumulative_sequence_length)):
         new = slice(cumulative_sequence_length[s], cumulative_sequence_length[s + 1])
@@ -59,7 +64,7 @@ def paged_attention(
         page, slot = block_table[s, seen // page_size], seen % page_size
         k_s, v_s = (cache[page, slot].astype(np.float64) for cache in (key_cache, value_cache))
         output[new] = _attend(q_s, k_s, v_s, visible, scale, softcap)
-    return output.reshape(len(query), -1).astype(query.dtype), key_cache, value_cache
+    return output.reshape(len(query), num_heads * head_size).astype(query.dtype), key_cache, value_cache
 
 
 def _split_heads(
@@ -72,13 +77,13 @@ def _split_heads(
     kv_num_heads: int,
 ) -> list[np.ndarray]:
     """Return query, key and value as float64 (num_tokens, heads, head_size)."""
-    if key_cache.ndim != 4 or query.ndim != 2:
-        shapes = f"{query.shape} and {key_cache.shape}"
-        raise RunnerError(f"PagedAttention: query must have two dimensions and key_cache four, got {shapes}")
+    require_pages(key_cache.shape, kv_num_heads)
+    if query.ndim != 2:
+        raise RunnerError(f"PagedAttention: query must have two dimensions, got shape {query.shape}")
     if (key is None) != (value is None):
         raise RunnerError("PagedAttention: key and value must both be given, or both be absent (packed query)")
     head_size = key_cache.shape[3]
-    require_array("key_cache", key_cache, (*key_cache.shape[:2], kv_num_heads, head_size), *FLOATS)
+    require_array("key_cache", key_cache, key_cache.shape, *FLOATS)
     require_array("value_cache", value_cache, key_cache.shape, key_cache.dtype)
     q_width, kv_width = num_heads * head_size, kv_num_heads * head_size
     if key is None or value is None:
@@ -87,7 +92,7 @@ def _split_heads(
     require_array("query", query, (len(query), q_width), *FLOATS)
     require_array("key", key, (len(query), kv_width), query.dtype)
     require_array("value", value, (len(query), kv_width), query.dtype)
-    return [x.astype(np.float64).reshape(len(x), -1, head_size) for x in (query, key, value)]
+    return [x.astype(np.float64).reshape(len(x), x.shape[1] // head_size, head_size) for x in (query, key, value)]
 
 
 def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: int) -> np.ndarray:

@@ -1,0 +1,123 @@
+"""A step of the op over randomly placed pages, and dense attention to judge its result by, token by token."""
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from contbatch.plugins.paged_attention import cpu, reference
+
+BF16 = ml_dtypes.bfloat16
+STEP = {np.float32: 2.0**-22, np.float16: 2.0**-10, BF16: 2.0**-7}
+"""Two roundings of each dtype, relative."""
+
+
+@dataclass
+class Problem:
+    """One step over randomly placed pages. `lengths` are (past, new) per sequence; slots nobody may read hold NaN."""
+
+    lengths: list
+    heads: int = 3
+    kv_heads: int = 1
+    head_size: int = 64
+    page_size: int = 16
+    pages: type = np.float32
+    padding: int = 0
+    rotary_dim: int = 0
+    seed: int = 0
+    attributes: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.seed)
+        self.past, new = (np.array(column, np.int32) for column in zip(*self.lengths, strict=True))
+        self.cumulative = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+        used = -(-(self.past + new) // self.page_size)
+        num_pages = int(used.sum()) + 3
+        free = iter(rng.permutation(num_pages))
+        self.table = np.full((len(new), max(used.max(), 1) + 1), -1, np.int32)
+        shape = (num_pages, self.page_size, self.kv_heads, self.head_size)
+        self.key_cache, self.value_cache = np.full(shape, np.nan, self.pages), np.full(shape, np.nan, self.pages)
+        for s, past in enumerate(self.past):
+            self.table[s, : used[s]] = [next(free) for _ in range(used[s])]
+            for cache in (self.key_cache, self.value_cache):
+                cache[self.at(s, np.arange(past))] = rng.standard_normal((past, self.kv_heads, self.head_size))
+        rows, heads = int(new.sum()) + self.padding, self.heads + 2 * self.kv_heads
+        self.qkv = rng.standard_normal((rows, heads * self.head_size)).astype(np.float32)
+        angle = rng.uniform(0, 6, (int((self.past + new).max()) + 1, self.rotary_dim // 2))
+        self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def at(self, s, position):
+        return self.table[s, position // self.page_size], position % self.page_size
+
+    def steps(self):
+        rotary = (self.cos, self.sin) if self.rotary_dim else (None, None)
+        return self.cumulative, self.past, self.table, *rotary
+
+    def reference(self, dtype=np.float32):
+        arguments = self.qkv.astype(dtype), None, None, self.key_cache, self.value_cache, *self.steps()
+        heads = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, "do_rotary": int(self.rotary_dim > 0)}
+        return reference.paged_attention(*arguments, **heads, **self.attributes)
+
+    def cpu(self, **options):
+        raw = (lambda a: a.view(np.uint16)) if self.pages is BF16 else (lambda a: a)
+        key_cache, value_cache = self.key_cache.copy(), self.value_cache.copy()
+        output = np.full((len(self.qkv), self.heads * self.head_size), np.nan, np.float32)
+        shape = {"num_rows": len(self.qkv), "pages_shape": key_cache.shape, "num_heads": self.heads}
+        plan = cpu.plan_step(*self.steps(), **shape, **self.attributes, **options)
+        cpu.paged_attention(plan, self.qkv, raw(key_cache), raw(value_cache), output)
+        return output, key_cache, value_cache
+
+
+def rotated(problem, x, position):
+    """Rotary embedding as a product of complex numbers; x (n, heads, head_size)."""
+    pair = np.arange(problem.rotary_dim // 2)
+    interleaved = problem.attributes.get("rotary_interleaved")
+    first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + len(pair))
+    z = (x[..., first] + 1j * x[..., second]) * (problem.cos[position] + 1j * problem.sin[position])[:, None]
+    x = x.copy()
+    x[..., first], x[..., second] = z.real, z.imag
+    return x
+
+
+def dense(problem, q, k, v, past):
+    """Attention of one sequence, one query and head at a time: q (new, heads, d), k and v (past + new, kv heads, d)."""
+    scale = problem.attributes.get("scale") or 1 / np.sqrt(problem.head_size)
+    cap, window = problem.attributes.get("softcap"), problem.attributes.get("local_window_size", -1)
+    out = np.empty_like(q)
+    for t, h in np.ndindex(q.shape[:2]):
+        seen = slice(max(0, past + t + 1 - window) if window > 0 else 0, past + t + 1)
+        score = k[seen, h * problem.kv_heads // problem.heads] @ q[t, h] * scale
+        score = cap * np.tanh(score / cap) if cap else score
+        weight = np.exp(score - score.max())
+        out[t, h] = weight @ v[seen, h * problem.kv_heads // problem.heads] / weight.sum()
+    return out
+
+
+def check(problem, result, dtype=np.float32):
+    """Pages hold what they must, and nothing else changed; the output is dense attention over what they hold."""
+    output, key_cache, value_cache = result
+    assert output.dtype == dtype
+    untouched = np.ones(key_cache.shape[:2], bool)
+    qkv = problem.qkv.astype(dtype).astype(np.float64)
+    qkv = qkv.reshape(len(qkv), problem.heads + 2 * problem.kv_heads, problem.head_size)
+    q, k, v = np.split(qkv, [problem.heads, problem.heads + problem.kv_heads], axis=1)
+    for s, past in enumerate(problem.past):
+        new = slice(*problem.cumulative[s : s + 2])
+        position = past + np.arange(new.stop - new.start)
+        at = problem.at(s, position)
+        untouched[at] = False
+        np.testing.assert_array_equal(value_cache[at], v[new].astype(problem.pages))
+        expected, eps = rotated(problem, k[new], position), STEP[problem.pages]
+        np.testing.assert_allclose(key_cache[at].astype(np.float64), expected, rtol=eps, atol=2.0**-22)
+        everything = problem.at(s, np.arange(past + len(position)))
+        k_all, v_all = (cache[everything].astype(np.float64) for cache in (key_cache, value_cache))
+        expected = dense(problem, rotated(problem, q[new], position), k_all, v_all, past)
+        got = output[new].astype(np.float64).reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=STEP[dtype], atol=1e-5)
+    assert not output[problem.cumulative[-1] :].any()
+    for after, before in ((key_cache, problem.key_cache), (value_cache, problem.value_cache)):
+        assert after[untouched].tobytes() == before[untouched].tobytes()
+
+
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
