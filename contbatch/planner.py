@@ -18,8 +18,9 @@ RUNNING, PREEMPTED, HELD = RequestStatus.RUNNING, RequestStatus.PREEMPTED, Reque
 class Planner:
     """Turns the plan of a scheduler's policy into grants, admissions and preemptions.
 
-    Two rules keep every workload going. A step admits or preempts, never both. And whoever the plan names first is
-    served first: it may take the pages of those ranked below, so it always gets on.
+    Three rules keep every workload going. A step admits or preempts, never both. Whoever the plan names first is served
+    first: it may take the pages of those ranked below, so it always gets on. And an admission leaves the running the
+    pages they need for a token each, so newcomers never starve them.
     """
 
     def __init__(self, scheduler: "Scheduler", step: SchedulerOutput) -> None:
@@ -102,20 +103,17 @@ class Planner:
 
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
-        need = self._lack(request, tokens)
+        need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
         if need > self.pool.num_free:
             return False
-        request.pages += self.pool.take(need)
+        if need > 0:
+            request.pages += self.pool.take(need)
         return True
 
-    def _lack(self, request: Request, tokens: int) -> int:
-        """Pages that a running request has too few of for `tokens` more tokens."""
-        return max(0, self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages))
-
     def _owed(self) -> int:
-        """Pages that the running need to get on: were newcomers to take them, a stream of these would starve those."""
-        waiting_turn = (r for r in self.scheduler.running if r.status is RUNNING and r.request_id not in self.seen)
-        return sum(self._lack(r, 1) for r in waiting_turn)
+        """Pages that the running still to be served need for a token each."""
+        to_come = (r for r in self.scheduler.running if r.status is RUNNING and r.request_id not in self.seen)
+        return sum(self.pool.pages_for(r.num_computed_tokens + 1) > len(r.pages) for r in to_come)
 
     def _preempt_for(self, request: Request, tokens: int, plan: Plan) -> Plan:
         """Preempt from the lowest rank up until `request` has room; return the rest of the plan.

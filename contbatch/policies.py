@@ -88,8 +88,15 @@ class ChunkedPrefill(Policy):
 
 
 @dataclass(frozen=True)
-class Orca(ContinuousBatching):
-    """Iteration-level scheduling that reserves prompt + max_tokens at admission, so it never preempts (OSDI 2022)."""
+class Orca(Policy):
+    """Iteration-level scheduling that reserves memory for prompt + max_tokens at admission, so it never preempts.
+
+    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2); whole prompts where the budget allows.
+    """
+
+    def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
+        yield from ((r, r.num_uncomputed_tokens) for r in running)
+        yield from ((r, r.num_uncomputed_tokens) for r in waiting)
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         return request.max_kv_tokens
