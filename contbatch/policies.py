@@ -91,7 +91,7 @@ class ChunkedPrefill(Policy):
 class Orca(Policy):
     """Iteration-level scheduling that reserves memory for prompt + max_tokens at admission, so it never preempts.
 
-    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2); whole prompts where the budget allows.
+    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2).
     """
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
