@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from contbatch.request import SamplingParams
 from contbatch.sampler import sample, uniforms
+from contbatch.sampling_params import SamplingParams
 
 ROWS, VOCAB, REPEATS = 64, 49152, 15
 KINDS = {

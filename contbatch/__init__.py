@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
     from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
-    from contbatch.request import Request, RequestStatus, SamplingParams
+    from contbatch.request import Request, RequestStatus
+    from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
     from contbatch.step import Grant, SchedulerOutput
 
@@ -34,7 +35,7 @@ _WHERE = {
     "RequestOutput": "output",
     "RequestStatus": "request",
     "Result": "metrics",
-    "SamplingParams": "request",
+    "SamplingParams": "sampling_params",
     "Scheduler": "scheduler",
     "SchedulerOutput": "step",
     "StaticBatching": "policies",

@@ -14,8 +14,9 @@ from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, encode, listed
-from contbatch.request import Request, RequestStatus, SamplingParams
+from contbatch.request import Request, RequestStatus
 from contbatch.runners.model_runner import ModelRunner
+from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
 from contbatch.text_engine import TextEngine

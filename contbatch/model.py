@@ -4,11 +4,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from contbatch.checks import is_int, is_real, require
 from contbatch.errors import ModelFileError
 
 _SIZES = (
@@ -26,17 +28,7 @@ _MAX_LAYERS = 10_000
 _FLAGS = ("rotary_interleaved", "attention_bias", "qk_norm", "tie_word_embeddings")
 
 
-def _require(condition: bool, name: str, value: object, limit: str) -> None:
-    if not condition:
-        raise ModelFileError(f"{name} must be {limit}, got {value!r}")
-
-
-def _is_int(value: object, low: int, high: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+_require = partial(require, error=ModelFileError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +68,29 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(isinstance(self.architecture, str), "architecture", self.architecture, "a string")
         for name in _SIZES:
-            _require(_is_int(getattr(self, name), 1), name, getattr(self, name), "an integer ≥ 1")
+            _require(is_int(getattr(self, name), 1), name, getattr(self, name), "an integer ≥ 1")
         layers_ok = self.num_layers <= _MAX_LAYERS
         _require(layers_ok, "num_layers", self.num_layers, f"at most {_MAX_LAYERS}")
         for name in _FLAGS:
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         groups_ok = self.num_heads % self.kv_num_heads == 0
         _require(groups_ok, "num_heads", self.num_heads, f"a multiple of kv_num_heads = {self.kv_num_heads}")
-        rotary_ok = _is_int(self.rotary_dim, 0, self.head_size)
+        rotary_ok = is_int(self.rotary_dim, 0, self.head_size)
         _require(rotary_ok, "rotary_dim", self.rotary_dim, f"an integer in 0..{self.head_size}, the head size")
         rotated = self.rotary_dim or self.head_size
         _require(rotated % 2 == 0, "the number of rotated dimensions", rotated, "even")
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            _require(_is_real(value) and value > 0, name, value, "a finite number > 0")
-        softcap_ok = _is_real(self.attention_softcap) and self.attention_softcap >= 0
+            _require(is_real(value) and value > 0, name, value, "a finite number > 0")
+        softcap_ok = is_real(self.attention_softcap) and self.attention_softcap >= 0
         _require(softcap_ok, "attention_softcap", self.attention_softcap, "a finite number ≥ 0")
-        _require(_is_int(self.sliding_window, 0), "sliding_window", self.sliding_window, "an integer ≥ 0")
+        _require(is_int(self.sliding_window, 0), "sliding_window", self.sliding_window, "an integer ≥ 0")
         for name in ("bos_token_id", "eos_token_id"):
             value = getattr(self, name)
-            token_ok = value is None or _is_int(value, 0, self.vocab_size - 1)
+            token_ok = value is None or is_int(value, 0, self.vocab_size - 1)
             _require(token_ok, name, value, f"None or an integer below vocab_size = {self.vocab_size}")
         object.__setattr__(self, "extra_eos_token_ids", tuple(self.extra_eos_token_ids))
-        extra_ok = all(_is_int(token, 0, self.vocab_size - 1) for token in self.extra_eos_token_ids)
+        extra_ok = all(is_int(token, 0, self.vocab_size - 1) for token in self.extra_eos_token_ids)
         limit = f"integers below vocab_size = {self.vocab_size}"
         _require(extra_ok, "extra_eos_token_ids", self.extra_eos_token_ids, limit)
 

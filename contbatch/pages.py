@@ -11,7 +11,8 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 from collections import Counter
 from collections.abc import Iterable
 
-from contbatch.errors import InvalidRequestError, PagePoolError
+from contbatch.checks import require_counts
+from contbatch.errors import PagePoolError
 
 
 class PagePool:
@@ -26,9 +27,7 @@ class PagePool:
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
-        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        require_counts(num_pages=num_pages, page_size=page_size)
         self.num_pages = num_pages
         self.page_size = page_size
         self._counts = [0] * num_pages

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+from contbatch.checks import require_counts
 from contbatch.errors import InvalidRequestError
 from contbatch.request import Request
 
@@ -135,8 +136,7 @@ class StaticBatching(Policy):
     _batch: list[Request] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise InvalidRequestError(f"batch_size must be an integer ≥ 1, got {self.batch_size!r}")
+        require_counts(batch_size=self.batch_size)
         if self.release not in ("token", "batch"):
             raise InvalidRequestError(f"release must be 'token' or 'batch', got {self.release!r}")
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contbatch.errors import InvalidRequestError, LogitsError
-from contbatch.request import SamplingParams
+from contbatch.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from heapq import heappush
 from typing import Literal
 
+from contbatch.checks import require_counts
 from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
 from contbatch.pages import PagePool
 from contbatch.planner import Planner
@@ -48,11 +49,9 @@ class Scheduler:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
     ) -> None:
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        limits |= {} if max_model_len is None else {"max_model_len": max_model_len}
-        for name, value in limits.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        if max_model_len is not None:
+            require_counts(max_model_len=max_model_len)
         if not isinstance(policy, Policy):
             raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
         self.policy = copy.deepcopy(policy)

@@ -5,7 +5,8 @@ from invariants import CheckedScheduler
 from contbatch.engine import Engine, StepResult
 from contbatch.inputs import pack
 from contbatch.policies import ChunkedPrefill
-from contbatch.request import Request, SamplingParams
+from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
 
 VOCABULARY = 7
 STEP_S, TOKEN_S = 1.0, 0.125

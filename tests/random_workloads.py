@@ -7,7 +7,8 @@ from fake_runner import VOCABULARY
 from hypothesis import strategies as st
 
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
-from contbatch.request import Request, SamplingParams
+from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
 
 
 class Lifo(Policy):

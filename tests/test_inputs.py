@@ -7,7 +7,8 @@ from random_workloads import POLICIES, WORKLOADS
 from contbatch.errors import InvalidRequestError
 from contbatch.inputs import pack
 from contbatch.policies import ChunkedPrefill, StaticBatching
-from contbatch.request import Request, SamplingParams
+from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
 from contbatch.step import Grant, SchedulerOutput
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
-HEART = ["errors", "pages", "planner", "policies", "queue", "request", "scheduler", "step"]
+HEART = ["checks", "errors", "pages", "planner", "policies", "queue", "request", "sampling_params", "scheduler", "step"]
 # fmt: off
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -53,11 +53,13 @@ def test_the_heart_sees_no_clock(name):
 def test_what_each_part_of_the_heart_may_see():
     within = {
         "errors": set(),
-        "request": {"errors"},
-        "pages": {"errors"},
+        "checks": {"errors"},
+        "sampling_params": {"checks"},
+        "request": {"checks", "errors", "sampling_params"},
+        "pages": {"checks", "errors"},
         "step": {"request"},
         "queue": {"request"},
-        "policies": {"errors", "request"},
+        "policies": {"checks", "errors", "request"},
     }
     for name, allowed in within.items():
         seen = {

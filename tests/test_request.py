@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contbatch.errors import InvalidRequestError
-from contbatch.request import Request, RequestStatus, SamplingParams
+from contbatch.request import Request, RequestStatus
+from contbatch.sampling_params import SamplingParams
 
 INF, NAN = math.inf, math.nan
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from contbatch import sampler
 from contbatch.errors import InvalidRequestError, LogitsError
-from contbatch.request import SamplingParams
 from contbatch.sampler import sample, uniforms
+from contbatch.sampling_params import SamplingParams
 
 INF, NAN = float("inf"), float("nan")
 BELOW_ONE = math.nextafter(1.0, 0.0)

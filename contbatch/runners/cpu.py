@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 from openvino.opset13 import concat
 
+from contbatch.checks import require_counts
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.export import read_config
 from contbatch.graph import rotary_tables
@@ -125,10 +126,9 @@ class CPUModel:
             raise InvalidRequestError(
                 f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
             )
-        sizes = {"num_pages": num_pages, "page_size": page_size}
-        for name, value in (sizes if num_threads is None else {**sizes, "num_threads": num_threads}).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(f"{name} must be an integer ≥ 1, got {value!r}")
+        require_counts(num_pages=num_pages, page_size=page_size)
+        if num_threads is not None:
+            require_counts(num_threads=num_threads)
         self.config = read_config(path)
         self.num_pages, self.page_size, self.num_threads = num_pages, page_size, num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))

@@ -1,0 +1,29 @@
+"""Checks of values from outside: a bad one raises a typed error that names it and its limit."""
+
+import math
+
+from contbatch.errors import ContbatchError, InvalidRequestError
+
+
+def require(
+    condition: bool, name: str, value: object, limit: str, error: type[ContbatchError] = InvalidRequestError
+) -> None:
+    """Raise `error` saying that `name` must be `limit`, unless `condition` holds."""
+    if not condition:
+        raise error(f"{name} must be {limit}, got {value!r}")
+
+
+def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value is an integer, and no bool, in [low, high]."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require_counts(**values: object) -> None:
+    """Raise `InvalidRequestError` for the first value that is no integer ≥ 1."""
+    for name, value in values.items():
+        require(is_int(value, 1), name, value, "an integer ≥ 1")
