@@ -33,10 +33,26 @@ class StepInputs:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampled"}
 
 
-def require_in_range(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
-    """Raise `RunnerError` for a token id outside the vocabulary, or a row of logits outside the step."""
-    limits = {"input_ids": vocab_size, "logits_indices": len(inputs["input_ids"])}
-    for name, limit in limits.items():
+_TYPES = {
+    "input_ids": (np.dtype(np.int64), 1),
+    "cumulative_sequence_length": (np.dtype(np.int32), 1),
+    "past_seqlens": (np.dtype(np.int32), 1),
+    "block_table": (np.dtype(np.int32), 2),
+    "logits_indices": (np.dtype(np.int64), 1),
+}
+
+
+def require_valid(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
+    """Raise `RunnerError` for a missing array, another dtype or number of dimensions, or a value out of range.
+
+    The range is that of token ids and of rows of logits; of the other three arrays the operator checks the values.
+    """
+    for name, (dtype, ndim) in _TYPES.items():
+        array = inputs.get(name)
+        if not isinstance(array, np.ndarray) or (array.dtype, array.ndim) != (dtype, ndim):
+            found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"{array!r:.80}"
+            raise RunnerError(f"{name} must be an array of {dtype} with {ndim} dimension(s), got {found}")
+    for name, limit in (("input_ids", vocab_size), ("logits_indices", len(inputs["input_ids"]))):
         for value in inputs[name][(inputs[name] < 0) | (inputs[name] >= limit)][:1]:
             raise RunnerError(f"{name} must be in [0, {limit}), got {value}")
 

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
+from contbatch.backends import BACKENDS
 from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.engine import Engine
@@ -13,7 +13,7 @@ from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.progress import progress_bar
-from contbatch.prompts import Messages, Prompt, encode, listed
+from contbatch.prompts import Messages, Prompt, encode, listed, parts
 from contbatch.request import Request, RequestStatus
 from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
@@ -23,19 +23,10 @@ from contbatch.text_engine import TextEngine
 from contbatch.tokenizer import IncrementalDecoder, load_tokenizer
 
 
-def _cpu(path: Path, num_pages: int, page_size: int, **options: Any) -> ModelRunner:
-    from contbatch.runners.cpu import CPUModel
-
-    return ModelRunner(CPUModel(path, num_pages, page_size, **options))
-
-
-def _reference(path: Path, num_pages: int, page_size: int) -> ModelRunner:
-    from contbatch.runners.reference import ReferenceModel
-
-    return ModelRunner(ReferenceModel(path, num_pages, page_size))
-
-
-BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference}
+def _new_engine(
+    runner: ModelRunner, policy: Policy, limits: Mapping[str, int], on_token: Callable[[Request], bool]
+) -> Engine:
+    return Engine(Scheduler(policy, **limits), runner, on_token=on_token)
 
 
 class LLM:
@@ -49,7 +40,7 @@ class LLM:
     backend : {"cpu", "reference"}
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
     precision : {"f32", "bf16"}
-        Of the CPU backend: arithmetic of the linear layers, and the type of the pages.
+        Arithmetic of the linear layers, and the type of the pages. "reference" computes in f32.
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
@@ -57,7 +48,7 @@ class LLM:
     max_num_seqs, max_num_batched_tokens : int
         Seats, and the token budget of a step.
     num_threads : int, optional
-        CPU threads; all cores if None.
+        CPU threads; all cores if None. "reference" takes none.
     """
 
     def __init__(
@@ -76,16 +67,20 @@ class LLM:
         if backend not in BACKENDS:
             raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
-        self._limits = {"num_pages": num_pages, "page_size": page_size}
-        self._limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self._limits: dict[str, int] = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+        }
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self.tokenizer = load_tokenizer(source)
-        options = {"precision": precision, "num_threads": num_threads} if backend == "cpu" else {}
-        self.runner = BACKENDS[backend](build(source) / "model.onnx", num_pages, page_size, **options)
+        path = build(source) / "model.onnx"
+        self.runner = BACKENDS[backend](path, num_pages, page_size, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
-        self._engine = TextEngine(self._new_engine, self.tokenizer)
+        self._engine = TextEngine(partial(_new_engine, self.runner, self.policy, self._limits), self.tokenizer)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -116,8 +111,8 @@ class LLM:
         interrupted, all pages are given back and the next call works.
         """
         requests = live = self.requests(prompts, sampling)
-        self._engine.submit(requests)
         try:
+            self._engine.submit(requests)
             with progress_bar(len(requests), "prompt", progress) as bar:
                 while live:
                     self._engine.step()
@@ -125,8 +120,9 @@ class LLM:
                     live = [r for r in live if r.status is not RequestStatus.FINISHED]
                     if done := done - len(live):
                         bar.update(done)
-        finally:
+        except BaseException:
             self._engine.abandon(requests)
+            raise
         return [self.output(r) for r in requests]
 
     def chat(
@@ -140,7 +136,7 @@ class LLM:
 
         Messages are {"role": "user", "content": "Hello"} and so on.
         """
-        conversations = listed(messages)
+        conversations = [given if isinstance(given, str) else parts(given) for given in listed(messages)]
         for conversation in conversations:
             if isinstance(conversation, str) or not all(isinstance(message, Mapping) for message in conversation):
                 raise InvalidRequestError(f"a conversation is a list of role and content, got {conversation!r}")
@@ -171,7 +167,7 @@ class LLM:
             An empty or malformed prompt, or as many samplings or arrivals as there are no prompts.
         """
         given = listed(prompts)
-        samplings = [sampling or SamplingParams()] * len(given) if not isinstance(sampling, Sequence) else sampling
+        samplings = sampling if isinstance(sampling, Sequence) else [sampling] * len(given)
         arrivals = [0.0] * len(given) if arrival_times is None else arrival_times
         for name, values in (("sampling parameters", samplings), ("arrival times", arrivals)):
             if len(values) != len(given):
@@ -208,11 +204,10 @@ class LLM:
         limits["max_num_batched_tokens"] = max_num_batched_tokens
         chosen = {name: value for name, value in limits.items() if value is not None}
         have = self._limits["num_pages"]
-        if chosen.get("num_pages", 0) > have:
+        if isinstance(num_pages, int) and num_pages > have:
             raise InvalidRequestError(f"num_pages must be at most the {have} pages of this LLM, got {num_pages}")
-        return self._engine.run(
-            lambda on_token: self._new_engine(on_token, policy, **chosen), requests, progress=progress
-        )
+        new_engine = partial(_new_engine, self.runner, policy or self.policy, {**self._limits, **chosen})
+        return self._engine.run(new_engine, requests, progress=progress)
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
@@ -233,10 +228,6 @@ class LLM:
     def num_free_pages(self) -> int:
         """Pages that no live request holds."""
         return self._engine.num_free_pages
-
-    def _new_engine(self, on_token: Callable[[Request], bool], policy: Policy | None = None, **limits: int) -> Engine:
-        scheduler = Scheduler(policy or self.policy, **{**self._limits, **limits})
-        return Engine(scheduler, self.runner, on_token=on_token)
 
     def close(self) -> None:
         """Free the model and its pages; idempotent. Later calls raise `RunnerError`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 from contbatch.errors import InvalidRequestError
 from contbatch.tokenizer import Tokenizer
@@ -14,11 +14,11 @@ Prompt = str | Sequence[int] | Messages
 
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    """List prompts; one prompt is a list of itself."""
+    """List prompts; one prompt is a list of itself. Raises `InvalidRequestError` for what can't be any."""
     if isinstance(prompts, str):
         return [prompts]
-    parts = list(prompts)
-    return [parts] if parts and isinstance(parts[0], (SupportsIndex, Mapping)) else parts
+    each = parts(prompts)
+    return [each] if each and (isinstance(each[0], Mapping) or _is_token(each[0])) else each
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
@@ -26,13 +26,29 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     messages, ids = [], []
-    for part in prompt:
+    for part in parts(prompt):
         if isinstance(part, Mapping):
             messages.append(part)
-        elif isinstance(part, SupportsIndex):  # numpy's integers too
+        elif _is_token(part):
             ids.append(index(part))
         else:
             raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got {part!r} in it")
     if messages and ids:
         raise InvalidRequestError(f"a prompt is token ids or a conversation, got both: {ids[0]} and {messages[0]!r}")
     return tokenizer.encode(tokenizer.apply_chat_template(messages)) if messages else ids
+
+
+def parts(prompt: Any) -> list[Any]:
+    """List what a prompt, or an iterable of prompts, consists of."""
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got {prompt!r:.80}")
+    return list(prompt)
+
+
+def _is_token(part: Any) -> bool:
+    """Tell integers, numpy's too, from arrays, which have `__index__` as well."""
+    try:
+        index(part)
+    except TypeError:
+        return False
+    return True

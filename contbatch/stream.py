@@ -17,21 +17,24 @@ class TextStream(Iterator[str]):
         self.request = request
         self._engine = engine
         self._deltas: list[str] = []
-        engine.submit([request], self._deltas)
-
-    def __next__(self) -> str:
         try:
-            while True:
-                text = "".join(self._deltas)
-                self._deltas.clear()
-                if text:
-                    return text
-                if self.request.is_finished:
-                    raise StopIteration
-                self._engine.step()
+            engine.submit([request], self._deltas)
         except BaseException:
             self.close()
             raise
+
+    def __next__(self) -> str:
+        while not any(self._deltas):
+            if self.request.is_finished:
+                raise StopIteration
+            try:
+                self._engine.step()
+            except BaseException:
+                self.close()
+                raise
+        text = "".join(self._deltas)
+        self._deltas.clear()
+        return text
 
     def close(self) -> None:
         """Abort the request unless it is finished; idempotent."""
@@ -44,4 +47,4 @@ class TextStream(Iterator[str]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        self._engine.drop(self.request)

@@ -1,16 +1,49 @@
 """An engine that several callers share, and that knows text: stop strings, deltas."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
-from threading import RLock
+from threading import Lock
 
 from contbatch.engine import Engine
 from contbatch.errors import RunnerError
+from contbatch.interrupts import interrupts_held_back
 from contbatch.metrics import Result
 from contbatch.request import Request
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
+
+
+class _Texts:
+    """The text of requests whose text somebody looks at, as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoders: dict[Request, IncrementalDecoder] = {}
+        self.deltas: dict[Request, list[str]] = {}
+        """Where the pieces of a request's text go."""
+
+    def on_token(self, request: Request) -> bool:
+        """Decode the new token; True if a stop string has come."""
+        decoder, deltas = self._decoders.get(request), self.deltas.get(request)
+        if decoder is None:
+            if deltas is None and not request.sampling.stop:
+                return False
+            decoder = self._decoders[request] = IncrementalDecoder(self._tokenizer, request.sampling.stop)
+        delta = decoder.push(request.output_token_ids[-1])
+        if request.is_finished:  # it may keep its seat for long
+            delta += decoder.flush()
+        if deltas is not None:
+            deltas.append(delta)
+        return decoder.stopped is not None
+
+    def end(self, request: Request) -> None:
+        """Hand out what was held back, and forget the request."""
+        decoder, deltas = self._decoders.pop(request, None), self.deltas.pop(request, None)
+        if decoder is not None and deltas is not None:
+            deltas.append(decoder.flush())
 
 
 class TextEngine:
@@ -24,13 +57,19 @@ class TextEngine:
     """
 
     def __init__(self, new_engine: NewEngine, tokenizer: Tokenizer) -> None:
-        self._new_engine = new_engine
-        self._tokenizer = tokenizer
-        self._decoders: dict[int | str, IncrementalDecoder] = {}
-        self._deltas: dict[int | str, list[str]] = {}
+        self._new_engine, self._tokenizer = new_engine, tokenizer
+        self._texts = _Texts(tokenizer)  # not self: a cycle would keep the model from being freed when it is dropped
         self._names = count()
-        self._lock = RLock()
-        self._engine = new_engine(self._on_token)
+        self._lock = Lock()
+        self._dropped: deque[Request] = deque()
+        self._engine = new_engine(self._texts.on_token)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads, interrupts and finalizers out."""
+        with self._lock, interrupts_held_back():
+            self._abort_dropped()
+            yield
 
     @property
     def num_free_pages(self) -> int:
@@ -39,7 +78,7 @@ class TextEngine:
 
     def submit(self, requests: Sequence[Request], deltas: list[str] | None = None) -> None:
         """Queue requests now under fresh names, all or none; text of the only one is appended to `deltas`."""
-        with self._lock:
+        with self._alone():
             if not self._engine.has_requests:
                 self._engine.forget()
             try:
@@ -47,55 +86,51 @@ class TextEngine:
                     request.request_id, request.arrival_time = next(self._names), self._engine.now
                     self._engine.add(request)
                     if deltas is not None:
-                        self._deltas[request.request_id] = deltas
+                        self._texts.deltas[request] = deltas
             except BaseException:
-                self.abandon(requests)
+                self._abort(requests)
                 raise
 
     def step(self) -> None:
-        """Run one step of everything that is going on."""
-        with self._lock:
+        """Run one step of everything that is going on. An interrupt waits for its end, a second one does not."""
+        with self._alone():
             for request in self._engine.step():
-                self._forget(request.request_id)
+                self._texts.end(request)
 
     def abandon(self, requests: Sequence[Request]) -> None:
         """Abort those of `requests` that are live."""
-        with self._lock:
-            live = self._engine.scheduler.requests
-            ours = {r.request_id for r in requests if live.get(r.request_id) is r}
-            if ours and live.keys() <= ours:
-                # An interrupt may have hit the scheduler between two of its lines: with nobody else there, start anew.
-                self._engine = self._new_engine(self._on_token)
-            for request in requests:
-                if request.request_id in ours:
-                    self._engine.abort(request.request_id)
-                    self._forget(request.request_id)
-                    request.finish_reason = request.finish_reason or "abort"
+        with self._alone():
+            if set(self._engine.scheduler.requests.values()) <= set(requests):
+                # What was raised may have left the engine between two of its lines: with nobody else there, start anew.
+                self._engine = self._new_engine(self._texts.on_token)
+            self._abort(requests)
+
+    def drop(self, request: Request) -> None:
+        """Do as `abandon`, from a finalizer: it may run at any line of any thread, even of this class."""
+        self._dropped.append(request)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._abort_dropped()
+            finally:
+                self._lock.release()
 
     def run(self, new_engine: NewEngine, requests: Iterable[Request], *, progress: bool) -> Result:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
+        requests = list(requests)  # a generator may do anything, such as calling back
         with self._lock:
+            self._abort_dropped()
             if self._engine.has_requests:
                 raise RunnerError("run() needs all pages, but a stream or another call is not finished")
-            try:
-                return new_engine(self._on_token).run(requests, progress=progress)
-            finally:
-                self._decoders.clear()
+            texts = _Texts(self._tokenizer)
+            return new_engine(texts.on_token).run(requests, progress=progress)
 
-    def _forget(self, name: int | str) -> None:
-        if decoder := self._decoders.pop(name, None):
-            rest = decoder.flush()
-            self._deltas.pop(name, []).append(rest)
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self._abort([self._dropped.popleft()])
 
-    def _on_token(self, request: Request) -> bool:
-        """Decode the new token if somebody looks at the text; True if a stop string has come."""
-        name = request.request_id
-        decoder, deltas = self._decoders.get(name), self._deltas.get(name)
-        if decoder is None:
-            if deltas is None and not request.sampling.stop:
-                return False
-            decoder = self._decoders[name] = IncrementalDecoder(self._tokenizer, request.sampling.stop)
-        delta = decoder.push(request.output_token_ids[-1])
-        if deltas is not None:
-            deltas.append(delta)
-        return decoder.stopped is not None
+    def _abort(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if self._engine.scheduler.requests.get(request.request_id) is request:
+                self._engine.abort(request.request_id)
+            self._texts.end(request)
+            request.finish_reason = request.finish_reason or "abort"

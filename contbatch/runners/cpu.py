@@ -3,7 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 import openvino as ov
@@ -12,10 +14,11 @@ from openvino.frontend.onnx import ConversionExtension
 from openvino.opset13 import concat
 
 from contbatch.checks import require_counts
-from contbatch.errors import InvalidRequestError, RunnerError
-from contbatch.export import read_config
+from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
+from contbatch.export import read_config, read_metadata
 from contbatch.graph import rotary_tables
-from contbatch.inputs import require_in_range
+from contbatch.inputs import require_valid
+from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention, plan_step
 
@@ -23,6 +26,8 @@ PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16
 """Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
+_KIND = type("PagedAttention", (), {})()
+"""Its type's name is how OpenVINO calls the operator."""
 
 
 class _Pages:
@@ -34,6 +39,8 @@ class _Pages:
         self.key_caches, self.value_caches = (np.zeros(shape, PAGE_DTYPES[precision]) for _ in range(2))
         self.plan: StepPlan | None = None
         self.error: BaseException | None = None
+        self.nodes: list[_Attention] = []
+        """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
 
 
 class _Attention(ov.Op):  # type: ignore[misc]
@@ -41,7 +48,10 @@ class _Attention(ov.Op):  # type: ignore[misc]
 
     def __init__(self, inputs: list[ov.Output] | None, pages: _Pages, layer: int, width: int) -> None:
         self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
-        super().__init__(self, inputs)
+        # OpenVINO would have `self` here and hold it for ever, in a cycle that no garbage collector sees: weights and
+        # pages would never be freed. So the model holds the nodes, and these know the pages by a weak proxy.
+        super().__init__(_KIND, inputs)
+        pages.nodes.append(self)
 
     def validate_and_infer_types(self) -> None:
         self.set_output_type(0, ov.Type.f32, ov.PartialShape([self.get_input_partial_shape(0)[0], self._width]))
@@ -70,18 +80,21 @@ class _Attention(ov.Op):  # type: ignore[misc]
 
 def _compile(path: str, config: ModelConfig, pages: _Pages, options: dict[str, Any]) -> ov.InferRequest:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
-    layers = iter(range(config.num_layers))
+    layers, shared = iter(range(config.num_layers)), proxy(pages)
 
     def convert(node: Any) -> list[ov.Output]:
         packed = node.get_input(0)
         if config.qk_norm:
             packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
-        attention = _Attention([packed], pages, next(layers), config.num_heads * config.head_size)
+        attention = _Attention([packed], shared, next(layers), config.num_heads * config.head_size)
         return [attention.output(0), node.get_input(3), node.get_input(4)]
 
     core = ov.Core()
     core.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
-    graph = core.read_model(path)
+    try:
+        graph = core.read_model(path)
+    except RuntimeError as error:
+        raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
     for result in graph.get_results()[1:]:  # the first is the logits
         graph.remove_result(result)
     for parameter in graph.get_parameters():
@@ -108,7 +121,9 @@ class CPUModel:
     Raises
     ------
     ModelFileError
-        The file is missing, is no ONNX or was not written by `export_onnx`.
+        The file or the one of its weights is missing or damaged, or was not written by `export_onnx`.
+    UnsupportedModelError
+        The file is not float32.
     InvalidRequestError
         An option is out of its range.
     """
@@ -126,17 +141,24 @@ class CPUModel:
             raise InvalidRequestError(
                 f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
             )
-        require_counts(num_pages=num_pages, page_size=page_size)
-        if num_threads is not None:
-            require_counts(num_threads=num_threads)
+        require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
         self.config = read_config(path)
+        if (dtype := read_metadata(path).get("dtype")) != "float32":
+            raise UnsupportedModelError(f"{path}: holds {dtype}, the CPU runner takes float32")
         self.num_pages, self.page_size, self.num_threads = num_pages, page_size, num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, precision)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
         if num_threads is not None:
             options["INFERENCE_NUM_THREADS"] = num_threads
-        self._request = _compile(str(Path(path)), self.config, self._pages, options)
+        self._lock = Lock()
+        try:
+            with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
+                self._request = _compile(str(Path(path)), self.config, self._pages, options)
+            self._nodes: list[_Attention] | None = self._pages.nodes.copy()
+        except BaseException:
+            self.close()  # a notebook keeps the traceback, and thereby this object
+            raise
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         """Run one step and keep its keys and values.
@@ -150,18 +172,24 @@ class CPUModel:
         Returns
         -------
         ndarray
-            Logits, float32 (num_logits, vocab_size); overwritten by the next call.
+            Logits, float32 (num_logits, vocab_size); overwritten by the next call, of whatever thread.
 
         Raises
         ------
         RunnerError
-            After `close`; for a token id outside the vocabulary, a row outside the step, or anything that the
-            operator's contract forbids, such as a page outside the pool. The pages are as before then.
+            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
+            outside the step, or anything that the operator's contract forbids, such as a page outside the pool. The
+            pages are as before then.
         """
+        with self._lock:
+            return self._forward(inputs)
+
+    def _forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         pages, config = self._pages, self.config
         if pages is None:
             raise RunnerError("forward() after close()")
-        require_in_range(inputs, config.vocab_size)
+        require_valid(inputs, config.vocab_size)
+        pages.nodes.clear()  # OpenVINO copies a node to infer shapes, and drops the copy
         pages.plan = plan_step(
             *(inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")),
             self._cos,
@@ -174,6 +202,7 @@ class CPUModel:
             rotary_interleaved=int(config.rotary_interleaved),
             num_threads=self.num_threads,
         )
+        pages.error = None
         try:
             self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
         except RuntimeError as error:
@@ -185,5 +214,6 @@ class CPUModel:
         return logits
 
     def close(self) -> None:
-        """Free model and pages; idempotent."""
-        self._request = self._pages = None
+        """Free model and pages, after the step that another thread may be at; idempotent."""
+        with self._lock:
+            self._request = self._pages = self._nodes = None

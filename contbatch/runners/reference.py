@@ -5,12 +5,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+from onnx.checker import ValidationError
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from contbatch.errors import RunnerError
+from contbatch.checks import require_counts
+from contbatch.errors import ModelFileError, RunnerError
 from contbatch.export import read_config
-from contbatch.inputs import require_in_range
+from contbatch.inputs import require_valid
 from contbatch.plugins.paged_attention.reference import paged_attention
 
 
@@ -38,12 +40,18 @@ class ReferenceModel:
     Raises
     ------
     ModelFileError
-        The file is missing, is no ONNX or was not written by `export_onnx`.
+        The file or the one of its weights is missing or damaged, or was not written by `export_onnx`.
+    InvalidRequestError
+        num_pages or page_size is no integer ≥ 1.
     """
 
     def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int) -> None:
+        require_counts(num_pages=num_pages, page_size=page_size)
         self.config, self.num_pages, self.page_size = read_config(path), num_pages, page_size
-        proto = onnx.load(path)
+        try:
+            proto = onnx.load(path)
+        except (OSError, ValueError, ValidationError) as error:
+            raise ModelFileError(f"{path}: its weights can't be read ({error})") from None
         shape = (num_pages, page_size, self.config.kv_num_heads, self.config.head_size)
         self.caches = {
             value.name: np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
@@ -59,7 +67,7 @@ class ReferenceModel:
         ----------
         inputs : mapping
             input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
-            `contbatch.graph.decoder`.
+            `contbatch.inputs.StepInputs`.
 
         Returns
         -------
@@ -69,12 +77,13 @@ class ReferenceModel:
         Raises
         ------
         RunnerError
-            After `close`; for a token id outside the vocabulary, a row outside the step, or anything that the
-            operator's contract forbids, such as a page outside the pool. The pages are as before then.
+            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
+            outside the step, or anything that the operator's contract forbids, such as a page outside the pool. The
+            pages are as before then.
         """
         if self._evaluator is None:
             raise RunnerError("forward() after close()")
-        require_in_range(inputs, self.config.vocab_size)
+        require_valid(inputs, self.config.vocab_size)
         with np.errstate(over="ignore", invalid="ignore"):  # Sigmoid computes both of its branches and drops one
             logits, *caches = map(np.asarray, self._evaluator.run(None, {**inputs, **self.caches}))
         self.caches = dict(zip(self.caches, caches, strict=True))

@@ -1,0 +1,42 @@
+"""Ctrl-C (a notebook's stop button) between two steps, in place of between two lines of the scheduler."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class _Hold:
+    """A signal handler that keeps the first interrupt for later and passes on the second."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+        self.waiting: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.waiting is not None:
+            self.handler(number, frame)
+        self.waiting = number, frame
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Let an interrupt wait for the end of the outermost such block; a second one comes through at once.
+
+    Python delivers signals to the main thread alone: in others, and where no Python handler is set, nothing changes.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler) or isinstance(handler, _Hold):
+        yield
+        return
+    hold = _Hold(handler)
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if hold.waiting is not None:
+            handler(*hold.waiting)

@@ -1,0 +1,49 @@
+"""Does something at a chosen line of the package, or of OpenVINO's Python half, while a function runs."""
+
+import signal
+import sys
+import threading
+
+PLACES = ("contbatch", "paged_attention", "openvino")
+
+
+class _Tracer:
+    def __init__(self, line, action):
+        self.line, self.action = line, action
+        self.lines = 0
+
+    def __call__(self, frame, event, _):
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.line:
+                self.action()
+        elif event == "call" and not any(place in frame.f_code.co_filename for place in PLACES):
+            return None
+        return self
+
+
+def _run(tracer, function):
+    assert threading.current_thread() is threading.main_thread()
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        return function()
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(function):
+    """How many lines of those places a call runs through."""
+    tracer = _Tracer(0, None)
+    _run(tracer, function)
+    return tracer.lines
+
+
+def do_at(line, action, function):
+    """Call `function`, and `action` in the middle of it."""
+    return _run(_Tracer(line, action), function)
+
+
+def raise_at(line, function):
+    """Call `function` and press Ctrl-C when it comes to a line."""
+    return do_at(line, lambda: signal.raise_signal(signal.SIGINT), function)
