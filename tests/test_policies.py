@@ -2,7 +2,7 @@ import pytest
 from fake_runner import request, scheduler_of, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_workloads import READY, WORKLOADS
+from random_workloads import FIRST_COME_FIRST_SERVED, WORKLOADS
 
 from contbatch.errors import InvalidRequestError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
@@ -93,7 +93,7 @@ def test_continuous_batching_admits_a_prompt_only_with_pages_for_all_of_it():
     assert sum(len(s.preempted) for s in steps) <= 2
 
 
-@pytest.mark.parametrize("policy", READY, ids=repr)
+@pytest.mark.parametrize("policy", FIRST_COME_FIRST_SERVED, ids=repr)
 @settings(max_examples=15)
 @given(WORKLOADS, st.data())
 def test_nobody_overtakes_who_came_before(policy, workload, data):
@@ -107,7 +107,7 @@ def test_nobody_overtakes_who_came_before(policy, workload, data):
 
 
 @pytest.mark.parametrize("flood", [(4, 1), (4, 2), (1, 3)], ids=str)
-@pytest.mark.parametrize("policy", READY, ids=repr)
+@pytest.mark.parametrize("policy", FIRST_COME_FIRST_SERVED, ids=repr)
 def test_a_flood_of_later_requests_does_not_starve_the_first(policy, flood):
     """A stream of newcomers used to take, step after step, the page that a running request waited for."""
 
