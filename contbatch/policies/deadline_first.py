@@ -13,15 +13,15 @@ from contbatch.request import Request
 
 @dataclass(frozen=True, repr=False)
 class DeadlineFirst(Preemptive):
-    """Earliest deadline first (Liu and Layland, 1973), of the next token of every request, running or waiting.
+    """Earliest deadline first (Liu and Layland, 1973), by the next token of every request, running or waiting.
 
     The first token is due at arrival + `ttft_target_s`, the k-th after it k · `tpot_target_s` after the first was made;
-    without a target it is never due. Whose first token is late already goes after all that can still be in time: under
-    overload, plain EDF would spend its time on the late and make everybody late.
-    Nobody gives up seat or pages for a more urgent newcomer.
+    without a target never. Whose first token is late already goes after all that can be in time, since under overload
+    plain EDF makes everybody late. Nobody gives up seat or pages for a more urgent newcomer.
     """
 
     _due: Lane = field(default_factory=Lane, init=False, compare=False)
+    _resumed: Lane = field(default_factory=Lane, init=False, compare=False)
     _late: Lane = field(default_factory=Lane, init=False, compare=False)
     _first_s: dict[Request, float] = field(default_factory=dict, init=False, compare=False)
 
@@ -33,7 +33,7 @@ class DeadlineFirst(Preemptive):
         return request.arrival_time + (inf if request.ttft_target_s is None else request.ttft_target_s)
 
     def rank(self, request: Request) -> float:  # noqa: D102
-        self._due.push(request, self.deadline(request))
+        (self._resumed if request.output_token_ids else self._due).push(request, self.deadline(request))
         return 0.0
 
     def reserve(self, request: Request) -> int:  # noqa: D102
@@ -48,5 +48,5 @@ class DeadlineFirst(Preemptive):
             del self._first_s[gone]
         while (head := self._due.head) is not None and self._key(head)[0]:
             self._late.push(self._due.pop(), self.deadline(head))
-        waiting_now = (r for lane in (self._due, self._late) for r in lane.offers())
-        yield from everything(merge(sorted(running, key=self._key), waiting_now, key=self._key))
+        offers = (lane.offers() for lane in (self._resumed, self._due, self._late))
+        yield from everything(merge(sorted(running, key=self._key), *offers, key=self._key))

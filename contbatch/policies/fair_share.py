@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from contbatch.checks import is_real, require
 from contbatch.policies.chunked_prefill import ChunkedPrefill
-from contbatch.policies.lane import Lane, heads
+from contbatch.policies.lane import Lane, heads, in_turn
 from contbatch.policies.ledger import Ledger
 from contbatch.policies.policy import Plan
 from contbatch.request import Request
@@ -29,29 +29,24 @@ class FairShare(ChunkedPrefill):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, weight in (("input_weight", self.input_weight), ("output_weight", self.output_weight)):
-            require(is_real(weight) and weight >= 0, name, weight, "a finite number ≥ 0")
+        weights = self.input_weight, self.output_weight
+        require(all(is_real(w) and w >= 0 for w in weights), "input_weight, output_weight", weights, "numbers ≥ 0")
 
     def price(self, request: Request) -> float:
         """Return what the service that a request had so far counts."""
         return self.input_weight * request.num_prompt_tokens + self.output_weight * request.num_output_tokens
 
     def rank(self, request: Request) -> float:  # noqa: D102
-        self._ledger.settle(self.price)
-        queueing = heads(self._lanes)
-        if request.client_id not in queueing:
-            self._ledger.lift(request.client_id, among=list(queueing) or [self._ledger.last])
+        if self._lanes[request.client_id].head is None:
+            self._ledger.settle(self.price)
+            self._ledger.lift(request.client_id, among=list(heads(self._lanes)) or [self._ledger.last])
         self._lanes[request.client_id].push(request)
         return 0.0
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         self._ledger.settle(self.price)
         yield from super().plan((), running, budget)
-        while queueing := heads(self._lanes):
-            head = min(queueing.values(), key=lambda r: (self._ledger.counters[r.client_id], r.arrival_time, r.order))
-            self._ledger.open(head)
+        for head in in_turn(self._lanes, self._ledger.key):
+            self._ledger.charge(head, self.price)  # nothing before it is admitted, but its account is open
             yield head, head.num_uncomputed_tokens
-            if head.seat is None:
-                return  # it does not fit: nobody else is admitted either, as in the paper
-            self._ledger.last = head.client_id
-            self._ledger.settle(self.price)
+            self._ledger.charge(head, self.price)

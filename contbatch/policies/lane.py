@@ -1,7 +1,7 @@
 """Waiting requests in an order of a policy's own."""
 
-from collections.abc import Hashable, Iterator, Mapping
-from heapq import heappop, heappush
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heapify, heappop, heappush
 
 from contbatch.request import Request, RequestStatus
 
@@ -42,6 +42,25 @@ class Lane:
             yield head
 
 
-def heads(lanes: Mapping[Hashable, Lane]) -> dict[Hashable, Request]:
-    """Return the lanes in which somebody waits, and the first of each."""
-    return {name: head for name, lane in lanes.items() if (head := lane.head) is not None}
+def heads(lanes: dict[Hashable, Lane]) -> dict[Hashable, Request]:
+    """Return the first of each lane by its name; lanes in which nobody waits are deleted."""
+    found = {name: lane.head for name, lane in lanes.items()}
+    for name in [name for name, head in found.items() if head is None]:
+        del lanes[name]
+    return {name: head for name, head in found.items() if head is not None}
+
+
+def in_turn(lanes: dict[Hashable, Lane], key: Callable[[Request], tuple[float, ...]]) -> Iterator[Request]:
+    """Yield the head with the smallest key, again and again, as long as each is admitted before the next is asked for.
+
+    The key of a lane's head is taken anew when its predecessor has been admitted.
+    """
+    queue = [(key(head), head, lanes[name]) for name, head in heads(lanes).items()]
+    heapify(queue)
+    while queue:
+        _, head, lane = heappop(queue)
+        yield head
+        if head.seat is None:
+            return
+        if (following := lane.head) is not None:
+            heappush(queue, (key(following), following, lane))

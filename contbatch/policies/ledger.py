@@ -14,22 +14,28 @@ class Ledger:
         """The client admitted last."""
         self._paid: dict[Request, float] = {}
 
-    def open(self, request: Request) -> None:
-        """Charge for a request from now on, once it is admitted."""
-        self._paid.setdefault(request, 0.0)
+    def charge(self, request: Request, price: Callable[[Request], float]) -> None:
+        """Charge what the service to a request so far costs more than what it was charged before.
+
+        Who was not admitted after all, or was aborted before it computed anything, owes nothing.
+        """
+        served = request.seat is not None or request.num_computed_tokens or request.num_preemptions
+        paid, due = self._paid.get(request, 0.0), price(request) if served else 0.0
+        if due and not paid:
+            self.last = request.client_id
+        self.counters[request.client_id] += due - paid
+        self._paid[request] = due
+        if request.status is RequestStatus.FINISHED:
+            del self._paid[request]
 
     def settle(self, price: Callable[[Request], float]) -> None:
-        """Charge what the service so far to each admitted request costs now more than at the last call.
+        """Charge all requests that were ever charged and had not ended by then."""
+        for request in list(self._paid):
+            self.charge(request, price)
 
-        Whoever was not admitted after all, or was aborted before it computed anything, owes nothing.
-        """
-        for request, paid in list(self._paid.items()):
-            served = request.seat is not None or request.num_computed_tokens or request.num_preemptions
-            due = price(request) if served else 0.0
-            self.counters[request.client_id] += due - paid
-            self._paid[request] = due
-            if request.status is RequestStatus.FINISHED:
-                del self._paid[request]
+    def key(self, request: Request) -> tuple[float, float, int]:
+        """Sort key of requests of different clients: least service first, ties by arrival."""
+        return self.counters[request.client_id], request.arrival_time, request.order
 
     def lift(self, client: Hashable, among: list[Hashable]) -> None:
         """Raise a client's counter to the smallest among others, if it is below."""

@@ -12,18 +12,16 @@ from contbatch.request import Request
 
 @dataclass(frozen=True)
 class StaticBatching(Policy):
-    """A batch starts together and leaves together: request-level scheduling, as FasterTransformer does it.
+    """A batch starts together and leaves together: request-level scheduling (FasterTransformer, Orca's baseline).
 
-    A finished request keeps its seat and its pages until the longest of its batch ends. Each seat reserves the pages
-    of the longest request in the batch. The baseline of Orca (Yu et al., OSDI 2022, section 3).
+    The finished keep seat and pages until the longest of the batch ends; each seat reserves as many pages as that needs.
 
     Parameters
     ----------
     batch_size : int
         Requests in a batch (fewer if fewer wait, or if seats or pages do not suffice).
     release : "batch" or "token"
-        "batch": answers reach their clients when the batch ends. "token": a streaming server hands out each token at
-        once, though seats stay taken.
+        Whether answers reach their clients when the batch ends, or token by token though seats stay taken.
     pad : bool
         Also compute the rows of finished requests and throw the result away.
     """
@@ -40,8 +38,7 @@ class StaticBatching(Policy):
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         if not running:
             self._batch[:] = islice(waiting, self.batch_size)
-        # A budget too small for all prompts of the batch lets its last members join in later steps.
-        for r in self._batch:
+        for r in self._batch:  # if the budget is too small for all their prompts, the last join in later steps
             if not r.is_finished:
                 yield r, r.num_uncomputed_tokens
             elif self.pad and r in running:
