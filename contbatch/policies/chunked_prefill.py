@@ -17,6 +17,9 @@ class ChunkedPrefill(Preemptive):
     number (`max_num_batched_tokens`), not derived from a limit on the time between tokens.
     """
 
+    def reserve(self, request: Request) -> int:  # noqa: ARG002, D102
+        return 0  # pages chunk by chunk: decodes go first, so no prompt takes theirs
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from decodes(running)
         yield from prefills(running)

@@ -18,10 +18,6 @@ class ContinuousBatching(Preemptive):
     take what prompts leave of the budget, and a prompt over the budget is chunked rather than refused.
     """
 
-    def reserve(self, request: Request) -> int:  # noqa: D102
-        # Else a prompt admitted for its first chunk would take the pages of older, decoding requests for its next.
-        return request.num_tokens
-
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from prefills(running)
         yield from everything(waiting)

@@ -17,9 +17,6 @@ class MaxUtilization(Preemptive):
     does not pause younger ones to come back, and an admission leaves those running a page for their next token.
     """
 
-    def reserve(self, request: Request) -> int:  # noqa: D102
-        return request.num_tokens
-
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from everything(sorted(running, key=arrival_key))
         yield from everything(waiting)

@@ -16,7 +16,7 @@ VICTIMS: dict[str, Callable[[Request], tuple[float, ...]]] = {
 
 @dataclass(frozen=True, repr=False)
 class Preemptive(Policy):
-    """A policy with a choice of whom to preempt when pages run out.
+    """A policy that takes pages for what is known at admission, then on demand; with a choice of whom to preempt.
 
     Parameters
     ----------
@@ -31,6 +31,10 @@ class Preemptive(Policy):
     def __post_init__(self) -> None:
         choices = ("lowest_rank", *VICTIMS)
         require(self.victim in choices, "victim", self.victim, f"one of {', '.join(choices)}")
+
+    def reserve(self, request: Request) -> int:  # noqa: D102
+        # Else a prompt admitted for its first chunk would take the pages of older, decoding requests for its next.
+        return request.num_tokens
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:  # noqa: D102
         return candidates[-1] if self.victim == "lowest_rank" else max(candidates, key=VICTIMS[self.victim])

@@ -32,9 +32,6 @@ class Priority(Preemptive):
     def rank(self, request: Request) -> float:  # noqa: D102
         return request.priority
 
-    def reserve(self, request: Request) -> int:  # noqa: D102
-        return request.num_tokens
-
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         return everything(merge(sorted(running, key=_key), waiting, key=_key))
 

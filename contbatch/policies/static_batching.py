@@ -14,7 +14,7 @@ from contbatch.request import Request
 class StaticBatching(Policy):
     """A batch starts together and leaves together: request-level scheduling (FasterTransformer, Orca's baseline).
 
-    The finished keep seat and pages until the longest of the batch ends; each seat reserves as many pages as that needs.
+    The finished keep seat and pages until the longest of the batch ends; each seat reserves the pages that one needs.
 
     Parameters
     ----------
