@@ -13,7 +13,20 @@ if TYPE_CHECKING:
     from contbatch.metrics import Result
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
-    from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
+    from contbatch.policies import (
+        ChunkedPrefill,
+        ContinuousBatching,
+        DeadlineFirst,
+        FairShare,
+        GuaranteedNoEvict,
+        MaxUtilization,
+        OneAtATime,
+        Orca,
+        Policy,
+        Priority,
+        ShortestJobFirst,
+        StaticBatching,
+    )
     from contbatch.request import Request, RequestStatus
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
@@ -24,13 +37,18 @@ _WHERE = {
     "plots": "",
     "ChunkedPrefill": "policies",
     "ContinuousBatching": "policies",
+    "DeadlineFirst": "policies",
     "Engine": "engine",
+    "FairShare": "policies",
     "Grant": "step",
+    "GuaranteedNoEvict": "policies",
     "LLM": "llm",
+    "MaxUtilization": "policies",
     "OneAtATime": "policies",
     "Orca": "policies",
     "PagePool": "pages",
     "Policy": "policies",
+    "Priority": "policies",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
@@ -38,6 +56,7 @@ _WHERE = {
     "SamplingParams": "sampling_params",
     "Scheduler": "scheduler",
     "SchedulerOutput": "step",
+    "ShortestJobFirst": "policies",
     "StaticBatching": "policies",
     "StepResult": "engine",
 }
@@ -53,6 +72,12 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Orca",
     "StaticBatching",
     "OneAtATime",
+    "ShortestJobFirst",
+    "Priority",
+    "FairShare",
+    "DeadlineFirst",
+    "MaxUtilization",
+    "GuaranteedNoEvict",
     "Scheduler",
     "SchedulerOutput",
     "Grant",

@@ -124,7 +124,7 @@ class Engine:
 
     def _step(self) -> list[Request]:
         began = perf_counter()
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self.now)
         self.recorder.begin(step, self.scheduler, self.now)
         result = self.runner.execute(step)
         if not 0 <= result.elapsed_s < inf:

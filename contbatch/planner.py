@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from contbatch.errors import PolicyError
 from contbatch.policies import Plan
+from contbatch.policies.answers import rank_of, reserve_of, victim_of
 from contbatch.request import Request, RequestStatus
 from contbatch.step import Grant, SchedulerOutput
 
@@ -18,7 +19,8 @@ RUNNING, PREEMPTED, HELD = RequestStatus.RUNNING, RequestStatus.PREEMPTED, Reque
 class Planner:
     """Turns the plan of a scheduler's policy into grants, admissions and preemptions.
 
-    Three rules keep every workload going. A step admits or preempts, never both. Whoever the plan names first is served
+    Three rules keep every workload going. A step admits or preempts, never both, unless the policy makes running
+    requests give way to a newcomer. Whoever the plan names first is served
     first: it may take the pages of those ranked below, so it always gets on. And an admission leaves the running the
     pages they need for a token each, so newcomers never starve them.
     """
@@ -31,9 +33,10 @@ class Planner:
         self.admitting = True
         self.seen: set[int | str] = set()
 
-    def run(self) -> None:
-        """Fill the step."""
+    def run(self, now: float) -> None:
+        """Fill the step, which starts at `now` (seconds)."""
         scheduler, step = self.scheduler, self.step
+        object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         plan = self._checked(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
             request, wanted = item
@@ -45,8 +48,9 @@ class Planner:
                     plan = self._preempt_for(request, tokens, plan)
             elif request.status is HELD:
                 self._pad(request)
-            elif self.admitting:
+            elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
+                self._make_way(request, tokens)
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
@@ -90,7 +94,7 @@ class Planner:
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler = self.scheduler
-        need = self.pool.pages_for(max(scheduler.policy.reserve(request), request.num_computed_tokens + tokens))
+        need = self.pool.pages_for(max(reserve_of(scheduler.policy, request), request.num_computed_tokens + tokens))
         left = self.pool.num_free - need
         if not scheduler.free_seats or left < 0 or (left < len(scheduler.running) and left < self._owed()):
             self.admitting = False
@@ -100,6 +104,24 @@ class Planner:
         request.status = RUNNING
         self.step.admitted.append(request)
         self._grant(request, tokens)
+
+    def _make_way(self, newcomer: Request, tokens: int) -> None:
+        """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
+        if self.admitting:
+            return
+        policy, running = self.scheduler.policy, tuple(self.scheduler.running)
+        named = policy.make_way(newcomer, running)
+        if foreign := [r for r in named if r not in running]:
+            raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
+        victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
+        need = self.pool.pages_for(max(reserve_of(policy, newcomer), tokens))
+        if need > self.pool.num_free + sum(len(r.pages) for r in victims):
+            return
+        while victims and newcomer.status is not RUNNING:
+            victims.remove(victim := victim_of(policy, tuple(victims)))
+            self._preempt(victim)
+            self.admitting = True
+            self._admit(newcomer, tokens)
 
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
@@ -116,7 +138,7 @@ class Planner:
         return sum(self.pool.pages_for(r.num_computed_tokens + 1) > len(r.pages) for r in to_come)
 
     def _preempt_for(self, request: Request, tokens: int, plan: Plan) -> Plan:
-        """Preempt from the lowest rank up until `request` has room; return the rest of the plan.
+        """Preempt those that the policy chooses until `request` has room; return the rest of the plan.
 
         Those the plan does not name rank lowest, the latest admitted of them last. Whoever it has named already ranks
         above `request` and is left alone: if that frees too little, `request` keeps its pages and sits this step out.
@@ -132,13 +154,15 @@ class Planner:
         victims.sort(key=lambda r: rank.get(r.request_id, len(rank)))
         has_room = False
         while victims and not has_room:
-            self._preempt(victims.pop())
+            victims.remove(victim := victim_of(self.scheduler.policy, tuple(victims)))
+            self._preempt(victim)
             has_room = self._has_room(request, tokens)
         if has_room:
             self._grant(request, tokens)
         return iter(rest)
 
     def _preempt(self, victim: Request) -> None:
+        victim.rank = rank_of(self.scheduler.policy, victim)  # first: if it raises, nothing has changed
         self.scheduler.vacate(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1

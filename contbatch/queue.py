@@ -1,4 +1,4 @@
-"""The waiting requests, in order of arrival."""
+"""The waiting requests, in order of rank."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contbatch.request import Request
 
 
-def _rank(request: Request) -> tuple[float, int]:
-    return request.arrival_time, request.order
+def _rank(request: Request) -> tuple[float, float, int]:
+    return request.rank, request.arrival_time, request.order
 
 
 class WaitingQueue:
-    """Requests sorted by arrival time, ties by the order in which they were added.
+    """Requests sorted by the rank their policy gave them, ties by arrival time, then by the order of adding.
 
     A preempted request comes back to the place its arrival gave it, so it loses nothing to its equals. Adding and
     removing one request costs a binary search and the shift of a list of pointers.
@@ -27,7 +27,7 @@ class WaitingQueue:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
-        """Insert at the place that arrival time and order give."""
+        """Insert at the place that rank, arrival time and order give."""
         if self._requests and _rank(request) < _rank(self._requests[-1]):
             insort(self._requests, request, key=_rank)
         else:

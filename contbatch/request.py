@@ -1,6 +1,6 @@
 """A request on its way to an answer. Pure Python: no tensor, clock, tokenizer or device."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from enum import Enum
 
 from contbatch.checks import is_int, is_real, require
@@ -36,11 +36,21 @@ class Request:
         Seconds on the engine's clock.
     eos_token_ids : sequence of int
         Each ends generation unless `sampling.ignore_eos`.
+    priority : float
+        Smaller numbers are more important, as in vLLM (see `Priority`).
+    client_id : hashable
+        Whose request it is (see `FairShare`).
+    ttft_target_s, tpot_target_s : float, optional
+        Seconds > 0 within which the first token, and each further one, should come (see `DeadlineFirst`).
+    expected_output_tokens : int, optional
+        What an oracle, such as a trace, or a predictor says of the output's length; `sampling.max_tokens` if None.
     """
 
     __slots__ = (
         "arrival_time",
+        "client_id",
         "error",
+        "expected_output_tokens",
         "finish_reason",
         "num_computed_tokens",
         "num_preemptions",
@@ -48,12 +58,16 @@ class Request:
         "order",
         "output_token_ids",
         "pages",
+        "priority",
         "prompt_token_ids",
+        "rank",
         "request_id",
         "sampling",
         "seat",
         "status",
         "stop_ids",
+        "tpot_target_s",
+        "ttft_target_s",
     )
 
     def __init__(
@@ -65,6 +79,11 @@ class Request:
         num_prompt_tokens: int | None = None,
         arrival_time: float = 0.0,
         eos_token_ids: Sequence[int] = (),
+        priority: float = 0,
+        client_id: Hashable = None,
+        ttft_target_s: float | None = None,
+        tpot_target_s: float | None = None,
+        expected_output_tokens: int | None = None,
     ) -> None:
         require(
             (prompt_token_ids is None) != (num_prompt_tokens is None),
@@ -82,11 +101,24 @@ class Request:
         require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
         time_ok = is_real(arrival_time) and arrival_time >= 0
         require(time_ok, f"arrival_time of request {request_id!r}", arrival_time, "finite seconds ≥ 0")
+        require(is_real(priority), f"priority of request {request_id!r}", priority, "a finite number")
+        require(isinstance(client_id, Hashable), f"client_id of request {request_id!r}", client_id, "hashable")
+        for name, target in (("ttft_target_s", ttft_target_s), ("tpot_target_s", tpot_target_s)):
+            target_ok = target is None or (is_real(target) and target > 0)
+            require(target_ok, f"{name} of request {request_id!r}", target, "None or finite seconds > 0")
+        expected = sampling.max_tokens if expected_output_tokens is None else expected_output_tokens
+        expected_ok, limit = is_int(expected, 1, sampling.max_tokens), f"an integer in [1, {sampling.max_tokens}]"
+        require(expected_ok, f"expected_output_tokens of request {request_id!r}", expected, f"{limit} (max_tokens)")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens: int = num_prompt_tokens or 0
         self.sampling = sampling
         self.arrival_time = arrival_time
+        self.priority = priority
+        self.client_id = client_id
+        self.ttft_target_s = ttft_target_s
+        self.tpot_target_s = tpot_target_s
+        self.expected_output_tokens = expected
         eos = () if sampling.ignore_eos else tuple(eos_token_ids)
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self.status = RequestStatus.WAITING
@@ -98,6 +130,8 @@ class Request:
         self.seat: int | None = None
         self.order = -1
         """Number given by the scheduler on arrival: breaks ties between equal arrival times."""
+        self.rank = 0.0
+        """Place among the waiting, given by the policy: see `Policy.rank`."""
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         """None while live, then "length", "stop", "abort" or "error"."""

@@ -15,6 +15,7 @@ from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, S
 from contbatch.pages import PagePool
 from contbatch.planner import Planner
 from contbatch.policies import Policy
+from contbatch.policies.answers import rank_of, reserve_of
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.step import SchedulerOutput
@@ -50,8 +51,7 @@ class Scheduler:
         max_model_len: int | None = None,
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        if max_model_len is not None:
-            require_counts(max_model_len=max_model_len)
+        require_counts(max_model_len=1 if max_model_len is None else max_model_len)
         if not isinstance(policy, Policy):
             raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
         self.policy = copy.deepcopy(policy)
@@ -83,7 +83,7 @@ class Scheduler:
         what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
         if self.max_model_len is not None and prompt + output > self.max_model_len:
             raise InvalidRequestError(f"{what} = {prompt + output} exceed max_model_len {self.max_model_len}")
-        held = max(request.max_kv_tokens, self.policy.reserve(request))
+        held = max(request.max_kv_tokens, reserve_of(self.policy, request))
         need, have = self.pool.pages_for(held), self.pool.num_pages
         if need > have:
             raise InvalidRequestError(
@@ -95,6 +95,7 @@ class Scheduler:
         self.validate(request)
         request.order = self._num_added
         self._num_added += 1
+        request.rank = rank_of(self.policy, request)
         self.requests[request.request_id] = request
         self.waiting.add(request)
 
@@ -116,8 +117,8 @@ class Scheduler:
 
     # ---- before a step -------------------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan the next step. Calling it again without `update` (after an interrupt) plans the step anew.
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
+        """Plan the step that starts at `now` (seconds); calling it again without `update` plans the step anew.
 
         Raises
         ------
@@ -129,7 +130,7 @@ class Scheduler:
         self._open_step = None
         step = SchedulerOutput(self.num_steps)
         try:
-            Planner(self, step).run()
+            Planner(self, step).run(now)
         finally:  # whatever a policy raises, those admitted or preempted so far have changed sides
             self._move(step)
         if self.requests and all(grant.padding for grant in step.grants):

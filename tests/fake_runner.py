@@ -101,9 +101,9 @@ class FakeRunner:
         return tokens
 
 
-def request(name, prompt=1, output=1, at=0.0):
+def request(name, prompt=1, output=1, at=0.0, **others):
     """A request of some lengths; all prompts of one length are the same."""
-    return Request(name, [1] * prompt, SamplingParams(max_tokens=output), arrival_time=at)
+    return Request(name, [1] * prompt, SamplingParams(max_tokens=output), arrival_time=at, **others)
 
 
 def scheduler_of(policy, *requests, num_pages=64, page_size=4, **limits):
@@ -124,6 +124,14 @@ def serve(scheduler, steps=None, on_token=None, max_steps=1000):
         result = scheduler.runner.execute(step)
         scheduler.update(step, result.tokens, result.errors, on_token)
     return outputs
+
+
+def table(steps):
+    """What each step granted, such as "a4 b1", a star marking padding, and whom it preempted, such as "-c"."""
+    granted = [[f"{g.request.request_id}{g.num_tokens}{'*' * g.padding}" for g in s.grants] for s in steps]
+    return [
+        " ".join([*names, *(f"-{r.request_id}" for r in s.preempted)]) for names, s in zip(granted, steps, strict=True)
+    ]
 
 
 def engine_of(policy=None, *, on_token=None, **limits):

@@ -6,7 +6,21 @@ from dataclasses import dataclass
 from fake_runner import VOCABULARY
 from hypothesis import strategies as st
 
-from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
+from contbatch.policies import (
+    ChunkedPrefill,
+    ContinuousBatching,
+    DeadlineFirst,
+    FairShare,
+    GuaranteedNoEvict,
+    MaxUtilization,
+    OneAtATime,
+    Orca,
+    Policy,
+    Priority,
+    ShortestJobFirst,
+    StaticBatching,
+)
+from contbatch.policies.preemptive import VICTIMS
 from contbatch.request import Request
 from contbatch.sampling_params import SamplingParams
 
@@ -43,7 +57,14 @@ class SmallChunks(Policy):
             yield r, min(r.num_uncomputed_tokens, self.limit)
 
 
-READY = [
+class AnyVictim(ChunkedPrefill):
+    """Preempts whom it draws."""
+
+    def choose_victim(self, candidates):
+        return random.Random(len(candidates) + candidates[0].num_tokens).choice(candidates)
+
+
+FIRST_COME_FIRST_SERVED = [
     ContinuousBatching(),
     ChunkedPrefill(),
     Orca(),
@@ -52,8 +73,32 @@ READY = [
     StaticBatching(3),
     StaticBatching(3, release="token"),
     StaticBatching(3, pad=True),
+    GuaranteedNoEvict(),
+    MaxUtilization(),
+    *(ChunkedPrefill(victim=victim) for victim in VICTIMS),
+    *(MaxUtilization(victim=victim) for victim in VICTIMS),
 ]
-ODD = [Lifo(), RandomOrder(0), RandomOrder(1), SmallChunks(1), SmallChunks(3)]
+RANKED = [
+    ShortestJobFirst(),
+    ShortestJobFirst(by="output"),
+    ShortestJobFirst(by="prediction", error=1.0),
+    Priority(),
+    Priority(preempt=True),
+    Priority(preempt=True, victim="fewest_tokens"),
+    FairShare(),
+    FairShare(output_weight=0.0),
+    DeadlineFirst(),
+    DeadlineFirst(victim="latest_arrival"),
+]
+READY = FIRST_COME_FIRST_SERVED + RANKED
+ODD = [Lifo(), RandomOrder(0), RandomOrder(1), SmallChunks(1), SmallChunks(3), AnyVictim()]
+
+
+def make(i, prompt, sampling, at):
+    """Request number i, from one of two clients, of one of three priorities, with a target or none."""
+    late, expected = (None, 4.0, 20.0)[i % 3], 1 + i % sampling.max_tokens
+    clients = {"client_id": "AB"[i % 2], "priority": i % 3, "ttft_target_s": late, "tpot_target_s": late}
+    return Request(i, prompt, sampling, arrival_time=at, expected_output_tokens=expected, **clients)
 
 
 @dataclass
@@ -63,7 +108,7 @@ class Workload:
 
     def requests(self):
         """Fresh requests, numbered from 0."""
-        return [Request(i, prompt, sampling, arrival_time=at) for i, (prompt, sampling, at) in enumerate(self.specs)]
+        return [make(i, *spec) for i, spec in enumerate(self.specs)]
 
     def fits(self, request):
         """Whether the pool could hold all K/V of a request; the last output token's is never computed."""

@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
-HEART = ["checks", "errors", "pages", "planner", "policies", "queue", "request", "sampling_params", "scheduler", "step"]
+POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
+HEART = [
+    "checks", "errors", "pages", "planner", "policies", *POLICIES, "queue", "request", "sampling_params", "scheduler",
+    "step",
+]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
     "onnxruntime", "openvino", "tokenizers", "gguf", "safetensors", "jinja2", "tensorrt", "pycuda", "cuda", "triton",
     "torch",
 }
 # fmt: on
+
+
+def file_of(name):
+    path = PACKAGE / name.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def imports(path):
@@ -39,7 +48,7 @@ def test_the_heart_imports_the_standard_library_and_itself(name):
     allowed = {f"contbatch.{other}" for other in HEART}
     foreign = {
         module
-        for module in imports(PACKAGE / f"{name}.py")
+        for module in imports(file_of(name))
         if module not in allowed and module.partition(".")[0] not in sys.stdlib_module_names
     }
     assert foreign == set()
@@ -47,7 +56,7 @@ def test_the_heart_imports_the_standard_library_and_itself(name):
 
 @pytest.mark.parametrize("name", HEART)
 def test_the_heart_sees_no_clock(name):
-    assert {"time", "datetime", "threading", "asyncio"}.isdisjoint(imports(PACKAGE / f"{name}.py"))
+    assert {"time", "datetime", "threading", "asyncio"}.isdisjoint(imports(file_of(name)))
 
 
 def test_what_each_part_of_the_heart_may_see():
@@ -59,12 +68,11 @@ def test_what_each_part_of_the_heart_may_see():
         "pages": {"checks", "errors"},
         "step": {"request"},
         "queue": {"request"},
-        "policies": {"checks", "errors", "request"},
+        "policies": set(POLICIES),
+        **{name: {"checks", "errors", "request", *POLICIES} for name in POLICIES},
     }
     for name, allowed in within.items():
-        seen = {
-            module.removeprefix("contbatch.") for module in imports(PACKAGE / f"{name}.py") if "contbatch." in module
-        }
+        seen = {module.removeprefix("contbatch.") for module in imports(file_of(name)) if "contbatch." in module}
         assert seen <= allowed, name
 
 

@@ -1,8 +1,10 @@
+import inspect
+
 import pytest
-from fake_runner import request, scheduler_of, serve
+from fake_runner import request, scheduler_of, serve, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_workloads import READY, WORKLOADS
+from random_workloads import FIRST_COME_FIRST_SERVED, READY, WORKLOADS
 
 from contbatch.errors import InvalidRequestError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
@@ -11,8 +13,7 @@ from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, O
 def grants(policy, *requests, **limits):
     """Serve requests, given as (prompt length, max_tokens) and named a, b, …; return what each step granted them."""
     named = [request(name, *lengths) for name, lengths in zip("abcdefgh", requests, strict=False)]
-    steps = serve(scheduler_of(policy, *named, **limits))
-    return [" ".join(f"{g.request.request_id}{g.num_tokens}{'*' * g.padding}" for g in s.grants) for s in steps]
+    return table(serve(scheduler_of(policy, *named, **limits)))
 
 
 def test_prompts_go_first_and_may_stall_decodes():
@@ -93,7 +94,7 @@ def test_continuous_batching_admits_a_prompt_only_with_pages_for_all_of_it():
     assert sum(len(s.preempted) for s in steps) <= 2
 
 
-@pytest.mark.parametrize("policy", READY, ids=repr)
+@pytest.mark.parametrize("policy", FIRST_COME_FIRST_SERVED, ids=repr)
 @settings(max_examples=15)
 @given(WORKLOADS, st.data())
 def test_nobody_overtakes_who_came_before(policy, workload, data):
@@ -107,7 +108,7 @@ def test_nobody_overtakes_who_came_before(policy, workload, data):
 
 
 @pytest.mark.parametrize("flood", [(4, 1), (4, 2), (1, 3)], ids=str)
-@pytest.mark.parametrize("policy", READY, ids=repr)
+@pytest.mark.parametrize("policy", FIRST_COME_FIRST_SERVED, ids=repr)
 def test_a_flood_of_later_requests_does_not_starve_the_first(policy, flood):
     """A stream of newcomers used to take, step after step, the page that a running request waited for."""
 
@@ -119,6 +120,11 @@ def test_a_flood_of_later_requests_does_not_starve_the_first(policy, flood):
         return scheduler.num_steps
 
     assert steps_until_first_ends(100) == steps_until_first_ends(10) <= 12
+
+
+@pytest.mark.parametrize("policy", sorted({type(p) for p in READY}, key=repr), ids=lambda policy: policy.__name__)
+def test_a_policy_is_short_enough_to_be_read_beside_its_paper(policy):
+    assert len(inspect.getsource(policy).splitlines()) < 40
 
 
 def test_a_policy_must_define_plan():

@@ -6,10 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from invariants import check
-from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SAMPLINGS, Workload
+from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SAMPLINGS, Workload, make
 
 from contbatch.errors import InvalidRequestError
-from contbatch.request import Request
 
 
 class Interrupt(BaseException):
@@ -43,7 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=PROMPTS, sampling=SAMPLINGS, arrival=ARRIVALS)
     def add(self, prompt, sampling, arrival):
-        request = Request(len(self.requests), prompt, sampling, arrival_time=arrival)
+        request = make(len(self.requests), prompt, sampling, arrival)
         if Workload(self.limits, []).fits(request):
             self.scheduler.add(request)
             self.requests[request.request_id] = request
