@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
     from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Orca, Policy, StaticBatching
+    from contbatch.prefix_cache import PrefixCache
     from contbatch.request import Request, RequestStatus
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
@@ -31,6 +32,7 @@ _WHERE = {
     "Orca": "policies",
     "PagePool": "pages",
     "Policy": "policies",
+    "PrefixCache": "prefix_cache",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
@@ -57,6 +59,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "SchedulerOutput",
     "Grant",
     "PagePool",
+    "PrefixCache",
     "Engine",
     "StepResult",
     "Result",

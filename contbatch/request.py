@@ -36,12 +36,16 @@ class Request:
         Seconds on the engine's clock.
     eos_token_ids : sequence of int
         Each ends generation unless `sampling.ignore_eos`.
+    cache_salt : str, optional
+        Only requests of equal salt (or all of none) share pages of a common prefix.
     """
 
     __slots__ = (
         "arrival_time",
+        "cache_salt",
         "error",
         "finish_reason",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -65,6 +69,7 @@ class Request:
         num_prompt_tokens: int | None = None,
         arrival_time: float = 0.0,
         eos_token_ids: Sequence[int] = (),
+        cache_salt: str | None = None,
     ) -> None:
         require(
             (prompt_token_ids is None) != (num_prompt_tokens is None),
@@ -82,17 +87,22 @@ class Request:
         require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
         time_ok = is_real(arrival_time) and arrival_time >= 0
         require(time_ok, f"arrival_time of request {request_id!r}", arrival_time, "finite seconds ≥ 0")
+        salt_ok = cache_salt is None or isinstance(cache_salt, str)
+        require(salt_ok, f"cache_salt of request {request_id!r}", cache_salt, "a string or None")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens: int = num_prompt_tokens or 0
         self.sampling = sampling
         self.arrival_time = arrival_time
+        self.cache_salt = cache_salt
         eos = () if sampling.ignore_eos else tuple(eos_token_ids)
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self.status = RequestStatus.WAITING
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
         """Tokens whose K/V lie in this request's pages."""
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it was first admitted."""
         self.pages: list[int] = []
         """The page table: page ids in token order."""
         self.seat: int | None = None

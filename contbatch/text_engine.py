@@ -13,6 +13,15 @@ from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
 
 
+def text_of(request: Request, tokenizer: Tokenizer) -> str:
+    """Return the answer of a request as far as it has come, cut before a stop string."""
+    decoder = IncrementalDecoder(tokenizer, request.sampling.stop)
+    for token in request.output_token_ids:
+        decoder.push(token)
+    decoder.flush()
+    return decoder.text
+
+
 class TextEngine:
     """Callers submit requests and step until theirs are done; whoever steps moves everybody's requests on.
 
@@ -35,7 +44,7 @@ class TextEngine:
     @property
     def num_free_pages(self) -> int:
         """Pages that no live request holds."""
-        return self._engine.scheduler.pool.num_free
+        return self._engine.scheduler.pool.num_available
 
     def submit(self, requests: Sequence[Request], deltas: list[str] | None = None) -> None:
         """Queue requests now under fresh names, all or none; text of the only one is appended to `deltas`."""
@@ -81,6 +90,7 @@ class TextEngine:
                 return new_engine(self._on_token).run(requests, progress=progress)
             finally:
                 self._decoders.clear()
+                self._engine = self._new_engine(self._on_token)  # the pages hold something else than it remembers
 
     def _forget(self, name: int | str) -> None:
         if decoder := self._decoders.pop(name, None):

@@ -63,7 +63,10 @@ class Workload:
 
     def requests(self):
         """Fresh requests, numbered from 0."""
-        return [Request(i, prompt, sampling, arrival_time=at) for i, (prompt, sampling, at) in enumerate(self.specs)]
+        return [
+            Request(i, prompt, sampling, arrival_time=at, cache_salt=salt)
+            for i, (prompt, sampling, at, salt) in enumerate(self.specs)
+        ]
 
     def fits(self, request):
         """Whether the pool could hold all K/V of a request; the last output token's is never computed."""
@@ -72,7 +75,7 @@ class Workload:
 
     @property
     def num_tokens(self):
-        return sum(len(prompt) + sampling.max_tokens for prompt, sampling, _ in self.specs)
+        return sum(len(prompt) + sampling.max_tokens for prompt, sampling, *_ in self.specs)
 
 
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -81,15 +84,22 @@ SAMPLINGS = st.builds(
     max_tokens=st.integers(1, 9),
     stop_token_ids=st.one_of(st.just(()), st.lists(TOKENS, max_size=2).map(tuple)),
 )
-PROMPTS = st.lists(TOKENS, min_size=1, max_size=12).map(tuple)
+# Half of them begin like others, so that pages are shared.
+STEMS = st.sampled_from([(0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4), (0, 1, 2, 3, 3, 3, 3, 3, 3, 3)])
+TAILS = st.lists(TOKENS, max_size=1).map(tuple)
+SHARING = st.builds(lambda stem, cut, tail: stem[:cut] + tail, STEMS, st.integers(4, 12), TAILS)
+PROMPTS = st.one_of(st.lists(TOKENS, min_size=1, max_size=12).map(tuple), SHARING)
+SALTS = st.sampled_from([None, None, None, None, "", "a"])
 ARRIVALS = st.one_of(st.just(0.0), st.integers(0, 12).map(lambda n: n * 1.5))
 LIMITS = st.fixed_dictionaries(
     {
-        "num_pages": st.integers(1, 10),
-        "page_size": st.one_of(st.just(1), st.integers(1, 6)),
+        "num_pages": st.one_of(st.integers(1, 10), st.integers(8, 20)),
+        "page_size": st.one_of(st.integers(1, 2), st.integers(1, 6)),
         "max_num_seqs": st.integers(1, 5),
         "max_num_batched_tokens": st.one_of(st.just(1), st.integers(1, 24)),
+        "prefix_cache": st.booleans(),
     }
 )
-WORKLOADS = st.builds(Workload, LIMITS, st.lists(st.tuples(PROMPTS, SAMPLINGS, ARRIVALS), min_size=1, max_size=7))
+SPECS = st.tuples(PROMPTS, SAMPLINGS, ARRIVALS, SALTS)
+WORKLOADS = st.builds(Workload, LIMITS, st.lists(SPECS, min_size=1, max_size=7))
 POLICIES = st.sampled_from(READY + ODD)
