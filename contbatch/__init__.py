@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ShortestJobFirst,
         StaticBatching,
     )
+    from contbatch.prefix_cache import PrefixCache
     from contbatch.request import Request, RequestStatus
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
@@ -49,6 +50,7 @@ _WHERE = {
     "PagePool": "pages",
     "Policy": "policies",
     "Priority": "policies",
+    "PrefixCache": "prefix_cache",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
@@ -82,6 +84,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "SchedulerOutput",
     "Grant",
     "PagePool",
+    "PrefixCache",
     "Engine",
     "StepResult",
     "Result",

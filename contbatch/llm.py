@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from contbatch.backends import BACKENDS
 from contbatch.build import build
@@ -19,12 +20,12 @@ from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine
-from contbatch.tokenizer import IncrementalDecoder, load_tokenizer
+from contbatch.text_engine import TextEngine, text_of
+from contbatch.tokenizer import load_tokenizer
 
 
 def _new_engine(
-    runner: ModelRunner, policy: Policy, limits: Mapping[str, int], on_token: Callable[[Request], bool]
+    runner: ModelRunner, policy: Policy, limits: Mapping[str, Any], on_token: Callable[[Request], bool]
 ) -> Engine:
     return Engine(Scheduler(policy, **limits), runner, on_token=on_token)
 
@@ -47,6 +48,8 @@ class LLM:
         The page pool; num_pages * page_size tokens of keys and values in all.
     max_num_seqs, max_num_batched_tokens : int
         Seats, and the token budget of a step.
+    prefix_cache : bool
+        Whether prompts that begin alike share the pages of that beginning, also with answered ones.
     num_threads : int, optional
         CPU threads; all cores if None. "reference" takes none.
     """
@@ -62,16 +65,18 @@ class LLM:
         page_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        prefix_cache: bool = False,
         num_threads: int | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
-        self._limits: dict[str, int] = {
+        self._limits: dict[str, Any] = {
             "num_pages": num_pages,
             "page_size": page_size,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
+            "prefix_cache": prefix_cache,
         }
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
@@ -188,19 +193,20 @@ class LLM:
         num_pages: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        prefix_cache: bool | None = None,
         progress: bool = False,
     ) -> Result:
         """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
 
         The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
-        this LLM; none may exceed its pages.
+        this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied.
 
         Raises
         ------
         RunnerError
             A stream or another thread's call is still going on: its pages are in use.
         """
-        limits = {"num_pages": num_pages, "max_num_seqs": max_num_seqs}
+        limits = {"num_pages": num_pages, "max_num_seqs": max_num_seqs, "prefix_cache": prefix_cache}
         limits["max_num_batched_tokens"] = max_num_batched_tokens
         chosen = {name: value for name, value in limits.items() if value is not None}
         have = self._limits["num_pages"]
@@ -211,14 +217,10 @@ class LLM:
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
-        decoder = IncrementalDecoder(self.tokenizer, request.sampling.stop)
-        for token in request.output_token_ids:
-            decoder.push(token)
-        decoder.flush()
         return RequestOutput(
             request_id=request.request_id,
             prompt_token_ids=tuple(request.prompt_token_ids or ()),
-            text=decoder.text,
+            text=text_of(request, self.tokenizer),
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason or "",
             error=request.error,

@@ -16,11 +16,12 @@ from contbatch.request import Request
 
 STEP_COLUMNS = [
     *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
-    *("decode_tokens", "padding_tokens", "admitted", "preempted", "live_pages", "kv_tokens", "sampled_tokens", "left"),
+    *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
+    *("cached_pages", "evictions", "sampled_tokens", "left"),
 ]
 REQUEST_COLUMNS = [
     *("request_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
-    *("output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
+    *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     *("normalized_latency_s", "max_itl_s"),
 ]
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s"]
@@ -44,6 +45,7 @@ def request_row(
         last,
         generated_s,
         request.num_prompt_tokens,
+        request.num_cached_tokens,
         n,
     )
     row += (request.finish_reason, request.num_preemptions, admitted_s - arrival, first - arrival, tpot, last - arrival)
@@ -107,10 +109,12 @@ class Result:
 
         `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
         taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
-        share of held page slots with a token in them, all over steps.
+        share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
+        those admitted that the prefix cache held.
         """
         done, steps = self.finished, self.steps
         tokens = int(done.output_tokens.sum())
+        prompts = self.requests[self.requests.admitted_s.notna()]
         held_slots = int(steps.live_pages.sum()) * self.page_size
         figures = {
             "requests": len(done),
@@ -125,6 +129,8 @@ class Result:
             "page_use": steps.live_pages.mean() / self.num_pages,
             "kv_use": steps.kv_tokens.sum() / held_slots if held_slots else NAN,
             "preemptions": int(self.requests.preemptions.sum()),
+            "hit_rate": prompts.cached_tokens.sum() / prompts.prompt_tokens.sum() if len(prompts) else NAN,
+            "evictions": int(steps.evictions.sum()),
         }
         for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
             figures |= _spread(done[name], name)

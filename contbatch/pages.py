@@ -1,15 +1,24 @@
 """Page ids and who holds them. No memory here: a page is an integer, a runner owns the bytes behind it.
 
     page ids    0   1   2   3   4   5        page_size tokens of keys and values each
-    counts      1   0   2   1   0   1        0: free, 1: one request's, 2: shared
+    counts      1   0   2   1   0   1        0: free or cached, 1: one request's, 2: shared
     request A  [0, 2, 5]                     its page table: token t lies in page table[t // page_size],
     request B  [3, 2]                        slot t % page_size
+
+Every page is in one of three states:
+
+    free --take--> live --give_back--> free          its content is worth nothing
+                    |  ^
+              keep  |  share
+                    v  |
+                   kept and live --give_back--> cached --take, least recently used first--> live
+                       ^------------share---------'
 
 After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a page here.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from contbatch.checks import require_counts
 from contbatch.errors import PagePoolError
@@ -30,34 +39,54 @@ class PagePool:
         require_counts(num_pages=num_pages, page_size=page_size)
         self.num_pages = num_pages
         self.page_size = page_size
+        self.num_evictions = 0
+        """Cached pages taken for other content so far."""
+        self.on_evict: Callable[[int], object] = lambda _page: None
+        """Called with each page whose kept content is lost."""
         self._counts = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last, still in caches, goes first
+        self._kept: set[int] = set()
+        self._cached: dict[int, None] = {}  # in order of being given back, which is that of eviction
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that nobody holds and whose content is worth nothing."""
         return len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        """Pages that nobody holds, but whose content is kept until the page is needed."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be taken: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
     def num_live(self) -> int:
-        """Pages held by at least one request; always num_pages - num_free."""
-        return self.num_pages - len(self._free)
+        """Pages held by at least one request; always num_pages - num_free - num_cached."""
+        return self.num_pages - len(self._free) - len(self._cached)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int) -> list[int]:
-        """Take `count` free pages; all or, with `PagePoolError`, none."""
-        if count > len(self._free):
-            raise PagePoolError(f"{count} pages asked for, {len(self._free)} of {self.num_pages} free")
+        """Take `count` pages, cached ones only when no other is free; all or, with `PagePoolError`, none."""
+        if count > self.num_available:
+            raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
+        while count > len(self._free):
+            page = next(iter(self._cached))
+            self.num_evictions += 1
+            self.forget(page)
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._counts[page] = 1
         return taken
 
     def give_back(self, pages: Iterable[int]) -> None:
-        """Drop one reference to each page; a page without references is free again.
+        """Drop one reference to each page, the last first; a page without references is free, or cached if kept.
 
         Raises
         ------
@@ -71,11 +100,54 @@ class PagePool:
         for page in reversed(pages):
             self._counts[page] -= 1
             if self._counts[page] == 0:
-                self._free.append(page)
+                if page in self._kept:
+                    self._cached[page] = None
+                else:
+                    self._free.append(page)
+
+    # ---- shared and kept pages -----------------------------------------------------------------------------------
+
+    def count_cached(self, pages: Iterable[int]) -> int:
+        """How many of `pages` are cached: sharing them makes that many fewer available."""
+        return sum(page in self._cached for page in pages)
+
+    def count_exclusive(self, pages: Iterable[int]) -> int:
+        """How many of `pages` have a single holder: its giving them back makes that many more available."""
+        return sum(self._counts[page] == 1 for page in pages)
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""
+        for page in pages:
+            self._require_content(page)
+            self._cached.pop(page, None)
+            self._counts[page] += 1
+
+    def keep(self, page: int) -> None:
+        """Keep the content of a live page after its last reference is dropped, for as long as memory lasts."""
+        self._require_content(page)
+        self._kept.add(page)
+
+    def forget(self, page: int) -> None:
+        """Keep the content of a page no longer: a cached page is free from now on. Others are left alone."""
+        if page not in self._kept:
+            return
+        self.on_evict(page)  # first, so that an interrupt leaves no one who believes in its content
+        self._kept.remove(page)
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
+
+    def _require_content(self, page: int) -> None:
+        if not 0 <= page < self.num_pages or not (self._counts[page] or page in self._cached):
+            raise PagePoolError(f"page {page} is neither live nor cached (pool of {self.num_pages})")
 
     def check(self) -> None:
-        """Raise `PagePoolError` unless free and live pages make up the whole pool, each once."""
-        free = set(self._free)
-        consistent = len(free) == len(self._free) and all((p in free) == (c == 0) for p, c in enumerate(self._counts))
-        if not consistent or self.num_free + self.num_live != self.num_pages:
-            raise PagePoolError(f"page accounting broken: {len(self._free)} free of {self.num_pages}")
+        """Raise `PagePoolError` unless free, cached and live pages make up the whole pool, each once."""
+        free, live = set(self._free), {page for page, count in enumerate(self._counts) if count > 0}
+        states = [*self._free, *self._cached, *live]
+        consistent = self._cached.keys() == self._kept - live and free.isdisjoint(self._kept)
+        if not consistent or sorted(states) != list(range(self.num_pages)) or len(live) != self.num_live:
+            raise PagePoolError(
+                f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
+                f"of {self.num_pages}"
+            )

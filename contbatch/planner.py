@@ -37,6 +37,7 @@ class Planner:
         """Fill the step, which starts at `now` (seconds)."""
         scheduler, step = self.scheduler, self.step
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
+        evictions = self.pool.num_evictions
         plan = self._checked(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
             request, wanted = item
@@ -51,6 +52,7 @@ class Planner:
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
                 self._make_way(request, tokens)
+        step.num_evictions = self.pool.num_evictions - evictions
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
@@ -93,16 +95,26 @@ class Planner:
 
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
-        scheduler = self.scheduler
-        need = self.pool.pages_for(max(reserve_of(scheduler.policy, request), request.num_computed_tokens + tokens))
-        left = self.pool.num_free - need
-        if not scheduler.free_seats or left < 0 or (left < len(scheduler.running) and left < self._owed()):
+        scheduler, pool, cache = self.scheduler, self.pool, self.scheduler.prefix_cache
+        if not scheduler.free_seats or not pool.num_available:
             self.admitting = False
             return
-        request.pages = self.pool.take(need)
+        shared = cache.find(request)
+        cached = len(shared) * pool.page_size
+        tokens = min(tokens, request.num_tokens - cached)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, request), cached + tokens)) - len(shared)
+        left = pool.num_available - need - pool.count_cached(shared)
+        if left < 0 or (left < len(scheduler.running) and left < self._owed()):
+            self.admitting = False
+            return
+        pool.share(shared)  # before others are taken, which may evict them
+        request.pages = shared + pool.take(need)
+        request.num_computed_tokens = cached
         request.seat = heappop(scheduler.free_seats)
         request.status = RUNNING
         self.step.admitted.append(request)
+        self.step.num_cached_tokens += cached
+        cache.count(request)
         self._grant(request, tokens)
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
@@ -115,7 +127,8 @@ class Planner:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
         need = self.pool.pages_for(max(reserve_of(policy, newcomer), tokens))
-        if need > self.pool.num_free + sum(len(r.pages) for r in victims):
+        held = sum(self.pool.count_exclusive(r.pages) for r in victims)
+        if need - len(self.scheduler.prefix_cache.find(newcomer)) > self.pool.num_available + held:
             return
         while victims and newcomer.status is not RUNNING:
             victims.remove(victim := victim_of(policy, tuple(victims)))
@@ -126,7 +139,7 @@ class Planner:
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
         need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
-        if need > self.pool.num_free:
+        if need > self.pool.num_available:
             return False
         if need > 0:
             request.pages += self.pool.take(need)

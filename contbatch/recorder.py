@@ -63,9 +63,13 @@ class Recorder:
             self._turn(grant.request, kind, step.step, now)
         running = scheduler.running
         held = sum(r.status is HELD for r in running)
-        kv_tokens = sum(r.num_computed_tokens for r in running) + step.num_tokens - tokens["held"]
+        pool = scheduler.pool
+        computed = sum(r.num_computed_tokens for r in running) + step.num_tokens - tokens["held"]
+        # Shared pages are full, and are in more page tables than one.
+        kv_tokens = computed - pool.page_size * (sum(len(r.pages) for r in running) - pool.num_live)
         self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
-        self._counts += (len(step.admitted), len(step.preempted), scheduler.pool.num_live, kv_tokens)
+        self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
+        self._counts += (pool.num_cached, step.num_evictions)
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""

@@ -44,14 +44,18 @@ class Request:
         Seconds > 0 within which the first token, and each further one, should come (see `DeadlineFirst`).
     expected_output_tokens : int, optional
         What an oracle, such as a trace, or a predictor says of the output's length; `sampling.max_tokens` if None.
+    cache_salt : str, optional
+        Only requests of equal salt (or all of none) share pages of a common prefix.
     """
 
     __slots__ = (
         "arrival_time",
+        "cache_salt",
         "client_id",
         "error",
         "expected_output_tokens",
         "finish_reason",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -84,6 +88,7 @@ class Request:
         ttft_target_s: float | None = None,
         tpot_target_s: float | None = None,
         expected_output_tokens: int | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         require(
             (prompt_token_ids is None) != (num_prompt_tokens is None),
@@ -109,6 +114,8 @@ class Request:
         expected = sampling.max_tokens if expected_output_tokens is None else expected_output_tokens
         expected_ok, limit = is_int(expected, 1, sampling.max_tokens), f"an integer in [1, {sampling.max_tokens}]"
         require(expected_ok, f"expected_output_tokens of request {request_id!r}", expected, f"{limit} (max_tokens)")
+        salt_ok = cache_salt is None or isinstance(cache_salt, str)
+        require(salt_ok, f"cache_salt of request {request_id!r}", cache_salt, "a string or None")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens: int = num_prompt_tokens or 0
@@ -119,12 +126,15 @@ class Request:
         self.ttft_target_s = ttft_target_s
         self.tpot_target_s = tpot_target_s
         self.expected_output_tokens = expected
+        self.cache_salt = cache_salt
         eos = () if sampling.ignore_eos else tuple(eos_token_ids)
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self.status = RequestStatus.WAITING
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
         """Tokens whose K/V lie in this request's pages."""
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it was first admitted."""
         self.pages: list[int] = []
         """The page table: page ids in token order."""
         self.seat: int | None = None

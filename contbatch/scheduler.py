@@ -16,6 +16,7 @@ from contbatch.pages import PagePool
 from contbatch.planner import Planner
 from contbatch.policies import Policy
 from contbatch.policies.answers import rank_of, reserve_of
+from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.step import SchedulerOutput
@@ -38,6 +39,8 @@ class Scheduler:
         Token budget of a step.
     max_model_len : int, optional
         Most tokens (prompt + output) of a request; unlimited if None.
+    prefix_cache : bool
+        Whether requests share the pages of a common prefix, also with those that have left.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Scheduler:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         require_counts(max_model_len=1 if max_model_len is None else max_model_len)
@@ -56,6 +60,7 @@ class Scheduler:
             raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
         self.policy = copy.deepcopy(policy)
         self.pool = PagePool(num_pages, page_size)
+        self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -63,12 +68,10 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[int | str, Request] = {}
         """All live requests by id."""
-        self.free_seats = list(range(max_num_seqs))
-        """A heap: the lowest free seat is taken first."""
+        self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self._released: list[Request] = []
         self._num_added = 0
-        self.num_steps = 0
-        """Steps updated so far."""
+        self.num_steps = 0  # updated so far
         self._open_step: SchedulerOutput | None = None
 
     # ---- requests come and go ------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ class Scheduler:
         if self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(
                 f"{self.policy!r} planned nothing of use while {len(self.waiting)} requests wait and "
-                f"{len(self.running)} run ({self.pool.num_free} of {self.pool.num_pages} pages free)"
+                f"{len(self.running)} run ({self.pool.num_available} of {self.pool.num_pages} pages free)"
             )
         self._open_step = step
         return step
@@ -185,10 +188,7 @@ class Scheduler:
         errors = errors or {}
         if step is not self._open_step:
             raise SchedulerError(f"step {step.step} was updated before, or planned anew since")
-        for g in step.grants:
-            name = g.request.request_id
-            if g.samples and name not in tokens and name not in errors and g.request.status is RUNNING:
-                raise SchedulerError(f"step {step.step} brought no token and no error for request {name!r}")
+        step.require_results(tokens, errors)
         self._open_step = None
         self.num_steps += 1
         try:
@@ -201,6 +201,7 @@ class Scheduler:
                 elif samples:
                     self._append(request, tokens[request.request_id], on_token)
         finally:  # on_token may have been interrupted
+            self.prefix_cache.publish_step(step.grants)
             self._settle()
         return self.drain_released()
 
@@ -233,6 +234,7 @@ class Scheduler:
                 request.status = HELD
 
     def _leave(self, request: Request) -> None:
+        self.prefix_cache.leave(request)
         self.vacate(request)
         request.status = FINISHED
         del self.requests[request.request_id]

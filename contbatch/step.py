@@ -1,9 +1,11 @@
 """What the scheduler decided for one step."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from contbatch.request import Request
+from contbatch.errors import SchedulerError
+from contbatch.request import Request, RequestStatus
 
 
 class Grant(NamedTuple):
@@ -28,3 +30,14 @@ class SchedulerOutput:
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     """Tokens computed, ≤ max_num_batched_tokens."""
+    num_cached_tokens: int = 0
+    """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
+    num_evictions: int = 0
+    """Cached pages taken for other content."""
+
+    def require_results(self, tokens: Collection[int | str], errors: Collection[int | str]) -> None:
+        """Raise `SchedulerError` unless every running request that samples has a token or an error."""
+        for request, _, _, samples, _ in self.grants:
+            name = request.request_id
+            if samples and name not in tokens and name not in errors and request.status is RequestStatus.RUNNING:
+                raise SchedulerError(f"step {self.step} brought no token and no error for request {name!r}")

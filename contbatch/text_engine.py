@@ -16,6 +16,15 @@ from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
 
 
+def text_of(request: Request, tokenizer: Tokenizer) -> str:
+    """Return the answer of a request as far as it has come, cut before a stop string."""
+    decoder = IncrementalDecoder(tokenizer, request.sampling.stop)
+    for token in request.output_token_ids:
+        decoder.push(token)
+    decoder.flush()
+    return decoder.text
+
+
 class _Texts:
     """The text of requests whose text somebody looks at, as it grows."""
 
@@ -74,7 +83,7 @@ class TextEngine:
     @property
     def num_free_pages(self) -> int:
         """Pages that no live request holds."""
-        return self._engine.scheduler.pool.num_free
+        return self._engine.scheduler.pool.num_available
 
     def submit(self, requests: Sequence[Request], deltas: list[str] | None = None) -> None:
         """Queue requests now under fresh names, all or none; text of the only one is appended to `deltas`."""
@@ -122,7 +131,10 @@ class TextEngine:
             if self._engine.has_requests:
                 raise RunnerError("run() needs all pages, but a stream or another call is not finished")
             texts = _Texts(self._tokenizer)
-            return new_engine(texts.on_token).run(requests, progress=progress)
+            try:
+                return new_engine(texts.on_token).run(requests, progress=progress)
+            finally:
+                self._engine = self._new_engine(self._texts.on_token)  # the pages hold something else than it remembers
 
     def _abort_dropped(self) -> None:
         while self._dropped:

@@ -1,5 +1,7 @@
 """A runner whose pages hold markers in place of keys and values, so that a wrong page is seen, not guessed."""
 
+from collections import Counter
+
 from invariants import CheckedScheduler
 
 from contbatch.engine import Engine, StepResult
@@ -30,12 +32,15 @@ def solo(request):
 class FakeRunner:
     """Computes `next_token` from what it finds in its pages.
 
-    A slot holds (request id, how often preempted, position, token): content left over from before a preemption is as
-    wrong as another request's.
+    A slot holds (owner, tokens up to and with its own). Without a prefix cache the owner is the request since it was
+    last preempted: content left over from before is as wrong as another request's. With one it is the salt: a page of
+    others will do if all tokens before and in it are equal.
 
     Parameters
     ----------
     num_pages, page_size : int
+    shares : bool
+        Whether there is a prefix cache.
     crash : set of int
         Calls of `execute`, from 0, that raise half way.
     poison : dict from request id to int
@@ -44,8 +49,8 @@ class FakeRunner:
 
     is_virtual = True
 
-    def __init__(self, num_pages, page_size, *, crash=(), poison=()):
-        self.num_pages, self.page_size = num_pages, page_size
+    def __init__(self, num_pages, page_size, shares=False, *, crash=(), poison=()):
+        self.num_pages, self.page_size, self.shares = num_pages, page_size, shares
         self.slots = [[None] * page_size for _ in range(num_pages)]
         self.crash, self.poison = set(crash), dict(poison)
         self.calls = 0
@@ -63,14 +68,17 @@ class FakeRunner:
         assert ends[-1] == len(batch) == step.num_tokens
         for (request, *_), past, table in rows:
             self._read(request, past, table)
+        self._require_sole_writers(ends, rows)
         self.calls += 1
         for row, ((request, *_), past, table) in enumerate(rows):
             if self.calls - 1 in self.crash and row == len(rows) // 2:
                 raise RuntimeError(f"call {self.calls - 1} crashed")
-            for position, token in enumerate(batch[ends[row] : ends[row + 1]], past):
+            new = batch[ends[row] : ends[row + 1]]
+            markers = self._markers(request, [*self._read(request, past, table), *new])[past:]
+            for position, marker in enumerate(markers, past):
                 page = table[position // self.page_size]
                 assert 0 <= page < self.num_pages, f"{request} writes to page {page}"
-                self.slots[page][position % self.page_size] = self._marker(request, position, token)
+                self.slots[page][position % self.page_size] = marker
         tokens, errors = {}, {}
         sampled = dict(zip((r.request_id for r in inputs.sampled), inputs.logits_indices.tolist(), strict=True))
         for row, ((request, *_), past, table) in enumerate(rows):
@@ -85,19 +93,28 @@ class FakeRunner:
         self.steps.append(([(r.request_id, *rest) for r, *rest in step.grants], elapsed_s))
         return StepResult(tokens, elapsed_s, errors)
 
-    @staticmethod
-    def _marker(request, position, token):
-        return request.request_id, request.num_preemptions, position, token
+    def _require_sole_writers(self, ends, rows):
+        """A page written in this step is used once, as the operator's contract demands."""
+        used, written = Counter(), set()
+        for row, (_, past, table) in enumerate(rows):
+            stop = past + ends[row + 1] - ends[row]
+            used.update(table[: -(-stop // self.page_size)])
+            written.update(table[past // self.page_size : -(-stop // self.page_size)])
+        assert {page for page in written if used[page] > 1} == set(), "a page is written and used in a second place"
+
+    def _markers(self, request, tokens):
+        owner = request.cache_salt if self.shares else (request.request_id, request.num_preemptions)
+        return [(owner, tuple(tokens[: position + 1])) for position in range(len(tokens))]
 
     def _read(self, request, count, table):
         """Return the tokens at positions 0..count-1, which must be this request's."""
         tokens = request.token_ids(0, count)
         assert len(tokens) == count, f"{request} has no token at position {count - 1}"
-        for position, token in enumerate(tokens):
+        for position, marker in enumerate(self._markers(request, tokens)):
             page = table[position // self.page_size]
             assert 0 <= page < self.num_pages, f"{request} reads page {page}"
             found = self.slots[page][position % self.page_size]
-            assert found == self._marker(request, position, token), f"{request} finds {found} at position {position}"
+            assert found == marker, f"{request} finds {found} at position {position}, expected {marker}"
         return tokens
 
 
@@ -109,7 +126,7 @@ def request(name, prompt=1, output=1, at=0.0, **others):
 def scheduler_of(policy, *requests, num_pages=64, page_size=4, **limits):
     """A scheduler that checks itself, with requests added and a `runner` of its own."""
     scheduler = CheckedScheduler(policy, num_pages=num_pages, page_size=page_size, **limits)
-    scheduler.runner = FakeRunner(num_pages, page_size)
+    scheduler.runner = FakeRunner(num_pages, page_size, limits.get("prefix_cache", False))
     for r in requests:
         scheduler.add(r)
     return scheduler

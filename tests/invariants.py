@@ -13,6 +13,7 @@ def check(scheduler, step=None):
     """Check a scheduler and, if it has just been planned, its step."""
     waiting, running, pool = list(scheduler.waiting), scheduler.running, scheduler.pool
     check_pages(pool, running)
+    check_cache(scheduler.prefix_cache, running)
     live = waiting + running
     assert len({id(r) for r in live}) == len(live), "a request is in two places"
     assert {r.request_id: r for r in live} == scheduler.requests
@@ -35,12 +36,29 @@ def check(scheduler, step=None):
 
 
 def check_pages(pool, running):
-    """Every page is free, or live and in as many page tables as its reference count says."""
+    """Every page is free or cached, or live and in as many page tables as its reference count says."""
     pool.check()
-    assert pool.num_free + pool.num_live == pool.num_pages
+    assert pool.num_free + pool.num_cached + pool.num_live == pool.num_pages
+    assert pool.num_free + pool.num_cached == pool.num_available
     tables = Counter(page for r in running for page in r.pages)
     assert {page: n for page, n in enumerate(pool._counts) if n} == tables, "page tables and reference counts differ"
     assert len(tables) == pool.num_live
+
+
+def check_cache(cache, running):
+    """What is kept is what is published, under the right key; a page that may yet be written has one holder."""
+    pool, size = cache.pool, cache.pool.page_size
+    assert cache._by_page.keys() == pool._kept
+    assert {key: entry.page for key, entry in cache._by_key.items()} == {e.key: p for p, e in cache._by_page.items()}
+    for r in running:
+        assert len(set(r.pages)) == len(r.pages), f"{r} has a page twice"
+        written_from = r.num_computed_tokens - r.is_finished  # padding writes its last token again
+        for place, page in enumerate(r.pages):
+            if (place + 1) * size > written_from:
+                assert pool._counts[page] == 1, f"{r} may write page {page}, which others hold"
+                assert page not in pool._kept, f"{r} may write page {page}, which is published"
+            elif entry := cache._by_page.get(page):
+                assert list(entry.tokens) == list(r.token_ids(place * size, (place + 1) * size))
 
 
 def check_step(scheduler, step):
@@ -86,6 +104,8 @@ class CheckedScheduler(Scheduler):
     def schedule(self, now=0.0):
         step = super().schedule(now)
         check(self, step)
+        assert step.num_cached_tokens == sum(r.num_computed_tokens for r in step.admitted)
+        assert all(r.num_computed_tokens % self.pool.page_size == 0 for r in step.admitted)
         return step
 
     def update(self, *args, **kwargs):

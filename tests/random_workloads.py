@@ -94,11 +94,11 @@ READY = FIRST_COME_FIRST_SERVED + RANKED
 ODD = [Lifo(), RandomOrder(0), RandomOrder(1), SmallChunks(1), SmallChunks(3), AnyVictim()]
 
 
-def make(i, prompt, sampling, at):
+def make(i, prompt, sampling, at, salt=None):
     """Request number i, from one of two clients, of one of three priorities, with a target or none."""
     late, expected = (None, 4.0, 20.0)[i % 3], 1 + i % sampling.max_tokens
     clients = {"client_id": "AB"[i % 2], "priority": i % 3, "ttft_target_s": late, "tpot_target_s": late}
-    return Request(i, prompt, sampling, arrival_time=at, expected_output_tokens=expected, **clients)
+    return Request(i, prompt, sampling, arrival_time=at, expected_output_tokens=expected, cache_salt=salt, **clients)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Workload:
 
     @property
     def num_tokens(self):
-        return sum(len(prompt) + sampling.max_tokens for prompt, sampling, _ in self.specs)
+        return sum(len(prompt) + sampling.max_tokens for prompt, sampling, *_ in self.specs)
 
 
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -126,15 +126,22 @@ SAMPLINGS = st.builds(
     max_tokens=st.integers(1, 9),
     stop_token_ids=st.one_of(st.just(()), st.lists(TOKENS, max_size=2).map(tuple)),
 )
-PROMPTS = st.lists(TOKENS, min_size=1, max_size=12).map(tuple)
+# Half of them begin like others, so that pages are shared.
+STEMS = st.sampled_from([(0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4), (0, 1, 2, 3, 3, 3, 3, 3, 3, 3)])
+TAILS = st.lists(TOKENS, max_size=1).map(tuple)
+SHARING = st.builds(lambda stem, cut, tail: stem[:cut] + tail, STEMS, st.integers(4, 12), TAILS)
+PROMPTS = st.one_of(st.lists(TOKENS, min_size=1, max_size=12).map(tuple), SHARING)
+SALTS = st.sampled_from([None, None, None, None, "", "a"])
 ARRIVALS = st.one_of(st.just(0.0), st.integers(0, 12).map(lambda n: n * 1.5))
 LIMITS = st.fixed_dictionaries(
     {
-        "num_pages": st.integers(1, 10),
-        "page_size": st.one_of(st.just(1), st.integers(1, 6)),
+        "num_pages": st.one_of(st.integers(1, 10), st.integers(8, 20)),
+        "page_size": st.one_of(st.integers(1, 2), st.integers(1, 6)),
         "max_num_seqs": st.integers(1, 5),
         "max_num_batched_tokens": st.one_of(st.just(1), st.integers(1, 24)),
+        "prefix_cache": st.booleans(),
     }
 )
-WORKLOADS = st.builds(Workload, LIMITS, st.lists(st.tuples(PROMPTS, SAMPLINGS, ARRIVALS), min_size=1, max_size=7))
+SPECS = st.tuples(PROMPTS, SAMPLINGS, ARRIVALS, SALTS)
+WORKLOADS = st.builds(Workload, LIMITS, st.lists(SPECS, min_size=1, max_size=7))
 POLICIES = st.sampled_from(READY + ODD)

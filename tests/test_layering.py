@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "pages", "planner", "policies", *POLICIES, "queue", "request", "sampling_params", "scheduler",
+    "checks", "errors", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue", "request", "sampling_params", "scheduler",
     "step",
 ]
 HEAVY = {
@@ -66,10 +66,11 @@ def test_what_each_part_of_the_heart_may_see():
         "sampling_params": {"checks"},
         "request": {"checks", "errors", "sampling_params"},
         "pages": {"checks", "errors"},
-        "step": {"request"},
+        "step": {"errors", "request"},
         "queue": {"request"},
         "policies": set(POLICIES),
         **{name: {"checks", "errors", "request", *POLICIES} for name in POLICIES},
+        "prefix_cache": {"checks", "pages", "request", "step"},
     }
     for name, allowed in within.items():
         seen = {module.removeprefix("contbatch.") for module in imports(file_of(name)) if "contbatch." in module}

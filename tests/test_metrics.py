@@ -98,7 +98,11 @@ def test_step_rows_add_up(workload, policy):
     def watched(step):
         running = scheduler.running
         new = {g.request.request_id: g.num_tokens for g in step.grants if not g.padding}
-        in_pages = sum(r.num_computed_tokens + new.get(r.request_id, 0) for r in running)
+        size, slots = workload.limits["page_size"], set()
+        for r in running:
+            positions = range(r.num_computed_tokens + new.get(r.request_id, 0))
+            slots |= {(r.pages[at // size], at % size) for at in positions}
+        in_pages = len(slots)
         pages = len({page for r in running for page in r.pages})
         expected.append((len(running), sum(r.is_finished for r in running), len(scheduler.waiting), pages, in_pages))
         return execute(step)

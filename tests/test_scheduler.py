@@ -35,7 +35,7 @@ def test_every_workload_ends_with_the_tokens_that_each_request_has_alone(workloa
     assert len(scheduler.ended) == sum(map(workload.fits, requests))
     for r in scheduler.ended:
         assert (r.output_token_ids, r.finish_reason) == solo(r)
-    assert scheduler.pool.num_free == scheduler.pool.num_pages
+    assert scheduler.pool.num_available == scheduler.pool.num_pages
 
 
 # ---- adding ------------------------------------------------------------------------------------------------------

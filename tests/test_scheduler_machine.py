@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from invariants import check
-from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SAMPLINGS, Workload, make
+from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SALTS, SAMPLINGS, Workload, make
 
 from contbatch.errors import InvalidRequestError
 
@@ -40,9 +40,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             raise KeyError(request.request_id)
         return action == "stop"
 
-    @rule(prompt=PROMPTS, sampling=SAMPLINGS, arrival=ARRIVALS)
-    def add(self, prompt, sampling, arrival):
-        request = make(len(self.requests), prompt, sampling, arrival)
+    @rule(prompt=PROMPTS, sampling=SAMPLINGS, arrival=ARRIVALS, salt=SALTS)
+    def add(self, prompt, sampling, arrival, salt):
+        request = make(len(self.requests), prompt, sampling, arrival, salt)
         if Workload(self.limits, []).fits(request):
             self.scheduler.add(request)
             self.requests[request.request_id] = request
@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_callback = {}
         serve(self.scheduler, max_steps=20 + 8 * sum(r.num_prompt_tokens + 9 for r in self.requests.values()))
         self.scheduler.drain_released()
-        assert self.scheduler.pool.num_free == self.limits["num_pages"]
+        assert self.scheduler.pool.num_available == self.limits["num_pages"]
         assert sorted(r.request_id for r in self.scheduler.ended) == sorted(self.requests)
         for name, request in self.requests.items():
             tokens, reason = solo(request)
