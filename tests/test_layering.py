@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue", "request", "sampling_params", "scheduler",
-    "step",
+    "checks", "errors", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue", "request",
+    "sampling_params", "scheduler", "step",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",

@@ -10,6 +10,8 @@ from random_workloads import POLICIES, WORKLOADS
 
 from contbatch.engine import StepResult
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, StaticBatching
+from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
 
 NAN = math.nan
 
@@ -93,7 +95,7 @@ def test_metrics_are_those_of_their_definitions(workload, policy):
 @given(WORKLOADS, POLICIES)
 def test_step_rows_add_up(workload, policy):
     engine, requests = engine_of(policy, **workload.limits), list(filter(workload.fits, workload.requests()))
-    scheduler, execute, expected = engine.scheduler, engine.runner.execute, []
+    scheduler, execute, expected, cached = engine.scheduler, engine.runner.execute, [], []
 
     def watched(step):
         running = scheduler.running
@@ -105,12 +107,19 @@ def test_step_rows_add_up(workload, policy):
         in_pages = len(slots)
         pages = len({page for r in running for page in r.pages})
         expected.append((len(running), sum(r.is_finished for r in running), len(scheduler.waiting), pages, in_pages))
+        cached.append((scheduler.pool.num_cached, scheduler.pool.num_evictions))
         return execute(step)
 
     engine.runner.execute = watched
-    steps = engine.run(requests).steps
+    result = engine.run(requests)
+    steps = result.steps
     columns = ["seats", "held_seats", "waiting", "live_pages", "kv_tokens"]
     assert list(steps[columns].itertuples(index=False, name=None)) == expected
+    assert list(zip(steps.cached_pages, steps.evictions.cumsum(), strict=True)) == cached
+    found = [r.num_cached_tokens for r in requests]
+    assert list(result.requests.sort_values("request_id").cached_tokens) == found
+    if not steps.preempted.any():
+        assert steps.cached_tokens.sum() == sum(found)
     grants = [g for g, _ in engine.runner.steps]
     assert list(steps.step) == list(range(len(grants)))
     assert list(steps.seqs) == [len(g) for g in grants]
@@ -203,6 +212,35 @@ def test_one_token_has_no_tpot_and_counts_nowhere():
     assert np.isnan(result.requests.tpot_s).tolist() == [True, False]
     assert list(result.itl_s()) == [time_of(1), time_of(1)]
     assert result.summary().tpot_s_mean == time_of(1)
+
+
+def test_the_hit_rate_is_that_of_the_prompts_admitted():
+    engine = engine_of(num_pages=4, prefix_cache=True)
+    engine.add(gone := request("gone", 8, at=99.0))
+    engine.abort("gone")
+    result = engine.run([request("a", 9), request("b", 9, at=5.0), request("c", 13, at=9.0), request("big", 99)])
+    assert dict(zip(result.requests.request_id, result.requests.cached_tokens, strict=True)) == {
+        "big": 0,
+        "a": 0,
+        "b": 8,
+        "c": 8,
+    }
+    assert list(result.steps.cached_tokens) == [0, 8, 8]
+    assert list(result.steps.prefill_tokens) == [9, 1, 5]
+    assert list(result.steps.cached_pages) == [0, 0, 0]
+    assert list(result.steps.live_pages) == [3, 3, 4]
+    summary = result.summary()
+    assert (summary.hit_rate, summary.evictions) == (16 / 31, 0)
+    assert gone.num_cached_tokens == 0
+
+
+def test_evictions_are_counted_in_the_step_that_needed_the_page():
+    result = engine_of(num_pages=3, prefix_cache=True).run(
+        [request("a", 8), Request("b", [2] * 8, SamplingParams(max_tokens=1), arrival_time=50.0)]
+    )
+    assert list(result.steps.evictions) == [0, 1]
+    assert list(result.steps.cached_pages) == [0, 1]
+    assert (result.summary().evictions, result.summary().hit_rate) == (1, 0.0)
 
 
 def test_goodput_counts_those_within_every_limit():
