@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
-HEART = ["checks", "errors", "pages", "planner", "policies", "queue", "request", "sampling_params", "scheduler", "step"]
 # fmt: off
+HEART = [
+    "checks", "errors", "logprob", "pages", "planner", "policies", "queue", "request", "sampling_params", "scheduler",
+    "step",
+]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
     "onnxruntime", "openvino", "tokenizers", "gguf", "safetensors", "jinja2", "tensorrt", "pycuda", "cuda", "triton",
@@ -55,7 +58,8 @@ def test_what_each_part_of_the_heart_may_see():
         "errors": set(),
         "checks": {"errors"},
         "sampling_params": {"checks"},
-        "request": {"checks", "errors", "sampling_params"},
+        "logprob": set(),
+        "request": {"checks", "errors", "logprob", "sampling_params"},
         "pages": {"checks", "errors"},
         "step": {"request"},
         "queue": {"request"},
