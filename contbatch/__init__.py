@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contbatch import errors, plots
     from contbatch.engine import Engine, StepResult
     from contbatch.llm import LLM
+    from contbatch.logprob import Logprob
     from contbatch.metrics import Result
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
@@ -27,6 +28,7 @@ _WHERE = {
     "Engine": "engine",
     "Grant": "step",
     "LLM": "llm",
+    "Logprob": "logprob",
     "OneAtATime": "policies",
     "Orca": "policies",
     "PagePool": "pages",
@@ -47,6 +49,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Request",
     "RequestStatus",
     "RequestOutput",
+    "Logprob",
     "Policy",
     "ContinuousBatching",
     "ChunkedPrefill",

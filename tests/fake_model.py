@@ -71,48 +71,49 @@ def engine_of(policy, model, **limits):
 
 def adjusted(logits, request, output):
     """Bias, penalties and the ban on end tokens, token by token, in float64."""
-    p, row = request.sampling, [float(logit) for logit in logits]
-    for token in range(len(row)):
-        row[token] += dict(p.logit_bias).get(token, 0.0)
-        if token in request.prompt_token_ids or token in output:
+    p, row, bias = request.sampling, np.asarray(logits, np.float64).tolist(), dict(request.sampling.logit_bias)
+    seen, ends = {*request.prompt_token_ids, *output}, {*p.stop_token_ids, *request.eos_token_ids}
+    for token in {*bias, *seen, *ends} & {*range(len(row))}:
+        row[token] += bias.get(token, 0.0)
+        if token in seen:
             row[token] = row[token] / p.repetition_penalty if row[token] > 0 else row[token] * p.repetition_penalty
-        row[token] -= p.frequency_penalty * output.count(token)
-        row[token] -= p.presence_penalty * (token in output)
-        if len(output) < p.min_tokens and (token in p.stop_token_ids or token in request.eos_token_ids):
+        if token in output:
+            row[token] -= p.frequency_penalty * output.count(token) + p.presence_penalty
+        if token in ends and len(output) < p.min_tokens:
             row[token] = -math.inf
     return row
 
 
 def score(logits, token, count):
-    """Log-probability and rank of a token and of the likeliest, by sorting everything in float64."""
-    row = [float(logit) for logit in logits]
-    total = math.log(math.fsum(math.exp(logit) for logit in row))
-    order = sorted(range(len(row)), key=lambda t: (-row[t], t))
+    """Log-probability and rank of a token and of the likeliest, by sorting everything, in float64."""
+    row = np.asarray(logits, np.float64)
+    total = row.max() + math.log(math.fsum(np.exp(row - row.max())))
+    order = np.lexsort((np.arange(row.size), -row)).tolist()
     shown = [token, *order[: count if count >= 0 else None]]
-    return {t: (row[t] - total, order.index(t) + 1) for t in shown}
+    return {t: (float(row[t] - total), order.index(t) + 1) for t in shown}
 
 
-def solo(request: Request, logits_of=logits_of, choose=None):
+def solo(request: Request, logits_of=logits_of):
     """Answer a request without batches, chunks or pages.
 
     Returns output tokens, finish reason, and scores (log-probability, rank) of output and prompt.
     """
-    prompt, p, output, scores = list(request.prompt_token_ids), request.sampling, [], []
-    reason = None
+    prompt, p, output, reason = list(request.prompt_token_ids), request.sampling, [], None
+    of_output = None if p.logprobs is None else []
+    ends = p.stop_token_ids if p.ignore_eos else (*p.stop_token_ids, *request.eos_token_ids)
     while reason is None:
         logits = logits_of(tuple(prompt + output))
         row = np.array([adjusted(logits, request, output)], np.float32)
-        token = int(sample(row, [p], [p.seed], [len(output)])[0][0]) if choose is None else choose[len(output)]
-        if p.logprobs is not None:
-            scores.append(score(logits, token, p.logprobs))
+        token = int(sample(row, [p], [p.seed], [len(output)])[0][0])
+        if of_output is not None:
+            of_output.append(score(logits, token, p.logprobs))
         output.append(token)
-        ends = p.stop_token_ids if p.ignore_eos else (*p.stop_token_ids, *request.eos_token_ids)
         reason = "stop" if token in ends else "length" if len(output) == p.max_tokens else None
     of_prompt = None
     if p.prompt_logprobs is not None:
         rows = [logits_of(tuple(prompt[:n])) for n in range(1, len(prompt))]
         of_prompt = [None, *(score(row, token, p.prompt_logprobs) for row, token in zip(rows, prompt[1:], strict=True))]
-    return output, reason, scores if p.logprobs is not None else None, of_prompt
+    return output, reason, of_output, of_prompt
 
 
 def same_scores(found, expected, tolerance):
