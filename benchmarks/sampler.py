@@ -12,6 +12,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from contbatch.logits import adjust, logprobs
+from contbatch.request import Request
 from contbatch.sampler import sample, uniforms
 from contbatch.sampling_params import SamplingParams
 
@@ -55,6 +57,11 @@ def main() -> None:
     for name, kind in KINDS.items():
         params = [kind[i % len(kind)] for i in range(ROWS)]
         runs[name] = partial(sample, logits, params, seeds, positions)
+    asks = SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5, logit_bias=dict.fromkeys(range(20), 1.0))
+    requests = [Request(i, list(range(i, i + 500)), asks) for i in range(ROWS)]
+    greedy = [asks] * ROWS
+    runs["greedy, penalties and bias"] = lambda: sample(logits, greedy, seeds, positions, adjust(logits, requests))
+    runs["20 log-probabilities"] = lambda: [logprobs(row, 7, 20) for row in logits]
     runs["naive full sort, top_p 0.95, top_k 50"] = lambda: naive(logits, last, seeds, positions)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(REPEATS):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contbatch import errors, plots
     from contbatch.engine import Engine, StepResult
     from contbatch.llm import LLM
+    from contbatch.logprob import Logprob
     from contbatch.metrics import Result
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
@@ -44,6 +45,7 @@ _WHERE = {
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
     "LLM": "llm",
+    "Logprob": "logprob",
     "MaxUtilization": "policies",
     "OneAtATime": "policies",
     "Orca": "policies",
@@ -68,6 +70,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Request",
     "RequestStatus",
     "RequestOutput",
+    "Logprob",
     "Policy",
     "ContinuousBatching",
     "ChunkedPrefill",

@@ -1,6 +1,6 @@
 """The engine: a loop of schedule, execute, update, and a clock that moves by what a step took."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from contbatch.errors import InvalidRequestError, RunnerError
+from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
@@ -26,6 +27,8 @@ class StepResult:
     """Seconds the step took: predicted by a simulation, measured by a real runner."""
     errors: Mapping[int | str, Exception] = field(default_factory=dict)
     """What went wrong by request id, in place of a token."""
+    scores: Mapping[int | str, Sequence[Logprobs]] = field(default_factory=dict)
+    """Log-probabilities by request id: of prompt tokens not scored before, then of the sampled token, where wanted."""
 
 
 class Runner(Protocol):
@@ -129,7 +132,7 @@ class Engine:
         result = self.runner.execute(step)
         if not 0 <= result.elapsed_s < inf:
             raise RunnerError(f"elapsed_s of step {step.step} must be finite seconds ≥ 0, got {result.elapsed_s!r}")
-        left = self.scheduler.update(step, result.tokens, result.errors, self.on_token)
+        left = self.scheduler.update(step, result.tokens, result.errors, self.on_token, result.scores)
         host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
         self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
         self.now += result.elapsed_s + host_s

@@ -24,13 +24,15 @@ class StepInputs:
     block_table: NDArray[np.int32]
     """(num_seqs, max_pages) page ids, -1 where unmapped"""
     logits_indices: NDArray[np.int64]
-    """(num_sampled,) rows of the batch whose logits are wanted"""
+    """(num_logits,) rows of the batch whose logits are wanted: those of `scored`, then one of each `sampled`"""
+    scored: list[tuple[Request, range]]
+    """Prompts whose log-probabilities are wanted: the logits of these positions, each telling of the token after it"""
     sampled: list[Request]
-    """The requests those rows belong to"""
+    """The requests that get a token from their logits"""
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the arrays by name, as an exported model takes them."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampled"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sampled", "scored")}
 
 
 _TYPES = {
@@ -67,8 +69,13 @@ def pack(step: SchedulerOutput) -> StepInputs:
     """
     input_ids: list[int] = []
     ends, past, last, sampled = [0], [], [], []
+    scored: list[tuple[Request, range]] = []
+    scored_rows: list[int] = []
     for request, start, num_tokens, samples, _ in step.grants:
         input_ids += request.token_ids(start, start + num_tokens)
+        if positions := request.unscored_prompt_rows(start, start + num_tokens):
+            scored.append((request, positions))
+            scored_rows += [ends[-1] + position - start for position in positions]
         ends.append(len(input_ids))
         past.append(start)
         if samples:
@@ -83,6 +90,7 @@ def pack(step: SchedulerOutput) -> StepInputs:
         cumulative_sequence_length=np.array(ends, np.int32),
         past_seqlens=np.array(past, np.int32),
         block_table=table,
-        logits_indices=np.array(last, np.int64),
+        logits_indices=np.array(scored_rows + last, np.int64),
+        scored=scored,
         sampled=sampled,
     )

@@ -20,7 +20,7 @@ from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine, text_of
+from contbatch.text_engine import TextEngine, output_of
 from contbatch.tokenizer import load_tokenizer
 
 
@@ -217,14 +217,7 @@ class LLM:
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt_token_ids=tuple(request.prompt_token_ids or ()),
-            text=text_of(request, self.tokenizer),
-            token_ids=tuple(request.output_token_ids),
-            finish_reason=request.finish_reason or "",
-            error=request.error,
-        )
+        return output_of(request, self.tokenizer)
 
     @property
     def num_free_pages(self) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from contbatch.logprob import Logprobs
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
@@ -16,3 +18,7 @@ class RequestOutput:
     """"stop", "length", "abort" or "error"."""
     error: Exception | None
     """What went wrong if `finish_reason` is "error"."""
+    logprobs: tuple[Logprobs, ...] | None = None
+    """By output token, if `SamplingParams.logprobs` asked for them."""
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """By prompt token, if `SamplingParams.prompt_logprobs` asked for them; None for the first: nothing predicts it."""

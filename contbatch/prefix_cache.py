@@ -76,9 +76,10 @@ class PrefixCache:
     def find(self, request: Request) -> list[int]:
         """Return the pages that hold the longest cached prefix of a request; always good only until the next change.
 
-        The last known token is never among their tokens: its logits are needed, so it must be computed.
+        The last known token is never among their tokens: its logits are needed, so it must be computed. A request that
+        wants the log-probabilities of its prompt needs the logits of all, so it finds nothing.
         """
-        if not self.enabled or request.prompt_token_ids is None:
+        if not self.enabled or request.prompt_token_ids is None or request.sampling.prompt_logprobs is not None:
             return []
         size, found = self.pool.page_size, list[int]()
         parent: _Published | _Root = self._root(request)

@@ -5,6 +5,7 @@ from enum import Enum
 
 from contbatch.checks import is_int, is_real, require
 from contbatch.errors import InvalidRequestError
+from contbatch.logprob import Logprobs
 from contbatch.sampling_params import SamplingParams
 
 
@@ -35,7 +36,7 @@ class Request:
     arrival_time : float
         Seconds on the engine's clock.
     eos_token_ids : sequence of int
-        Each ends generation unless `sampling.ignore_eos`.
+        Each ends generation unless `sampling.ignore_eos`; none comes before `sampling.min_tokens`.
     priority : float
         Smaller numbers are more important, as in vLLM (see `Priority`).
     client_id : hashable
@@ -52,6 +53,7 @@ class Request:
         "arrival_time",
         "cache_salt",
         "client_id",
+        "eos_token_ids",
         "error",
         "expected_output_tokens",
         "finish_reason",
@@ -67,6 +69,7 @@ class Request:
         "rank",
         "request_id",
         "sampling",
+        "scores",
         "seat",
         "status",
         "stop_ids",
@@ -127,10 +130,13 @@ class Request:
         self.tpot_target_s = tpot_target_s
         self.expected_output_tokens = expected
         self.cache_salt = cache_salt
-        eos = () if sampling.ignore_eos else tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
+        eos = () if sampling.ignore_eos else self.eos_token_ids
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self.status = RequestStatus.WAITING
         self.output_token_ids: list[int] = []
+        self.scores: list[Logprobs] = []
+        """Of consecutive tokens: the prompt's from the second on if these are wanted, the output's if those are."""
         self.num_computed_tokens = 0
         """Tokens whose K/V lie in this request's pages."""
         self.num_cached_tokens = 0
@@ -171,6 +177,32 @@ class Request:
     def is_finished(self) -> bool:
         """Generation has ended (the seat may still be held, see `RequestStatus.HELD`)."""
         return self.finish_reason is not None
+
+    def take(self, token: int) -> None:
+        """Take in the next output token; `finish_reason` tells whether it is the last."""
+        self.output_token_ids.append(token)
+        if token in self.stop_ids and len(self.output_token_ids) > self.sampling.min_tokens:
+            self.finish_reason = "stop"
+        elif len(self.output_token_ids) >= self.sampling.max_tokens:
+            self.finish_reason = "length"
+
+    @property
+    def _num_prompt_scores(self) -> int:
+        return self.num_prompt_tokens - 1 if self.sampling.prompt_logprobs is not None else 0
+
+    @property
+    def logprobs(self) -> list[Logprobs] | None:
+        """What `sampling.logprobs` asks for, by output token; None if it does not."""
+        return None if self.sampling.logprobs is None else self.scores[self._num_prompt_scores :]
+
+    @property
+    def prompt_logprobs(self) -> list[Logprobs | None] | None:
+        """What `sampling.prompt_logprobs` asks for, by prompt token: None for the first, which nothing predicts."""
+        return None if self.sampling.prompt_logprobs is None else [None, *self.scores[: self._num_prompt_scores]]
+
+    def unscored_prompt_rows(self, start: int, stop: int) -> range:
+        """Positions in start..stop-1 whose logits tell of a prompt token that is wanted and has no score yet."""
+        return range(max(start, len(self.scores)), min(stop, self._num_prompt_scores))
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known tokens at positions start..stop-1, prompt and output as one sequence."""

@@ -5,7 +5,8 @@ one before left, renormalised. Hugging Face Transformers puts min-p last, which 
 Both keep every token that ties with the k-th; here equal logits rank by id, lowest first, so that top-k keeps k.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +19,32 @@ Ids = npt.NDArray[np.int64]
 
 _FLOAT32 = np.finfo(np.float32)
 _COLUMN = 32
-"""Logits per column maximum in `_top_k`: a pass over maxima is cheaper than a partition of the whole row."""
+"""Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
 _BLOCK = 128
 """Weights summed together before the inverse CDF looks inside one block: a running sum of all is far slower."""
 
 
 def sample(
-    logits: Floats, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+    logits: Floats,
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    adjusted: Mapping[int, Floats] = MappingProxyType({}),
 ) -> tuple[Ids, dict[int, Exception]]:
     """Choose one token per row.
 
-    Temperature 0 takes the largest logit. Otherwise the kept tokens, in order of id, divide [0, 1) by probability,
-    and the token on which the row's uniform number falls is taken: unlike an order by probability, small differences
-    in logits then seldom change the token. Of equally large logits, greedy takes the lowest id.
+    Temperature 0 takes the largest logit, of equals the lowest id. Else the kept tokens divide [0, 1) by probability,
+    in order of id, and a uniform number falls on one: unlike in order of probability, that seldom changes with logits.
 
     Parameters
     ----------
     logits : ndarray of float32, (num_rows, vocab_size)
         Left as it is. A token with logit -inf is never chosen.
     params, seeds, positions : sequences of num_rows
-        How to choose; the request's seed; index of the token among the request's outputs. The last two, and nothing
-        else, decide the uniform number (see `uniforms`); greedy rows ignore them.
+        How to choose; the request's seed; index of the token among its outputs. Seed and position alone decide the
+        uniform number (see `uniforms`); greedy rows ignore them.
+    adjusted : mapping of int to ndarray of float32, (vocab_size,)
+        To be taken in place of rows (see `logits.adjust`).
 
     Returns
     -------
@@ -55,22 +61,18 @@ def sample(
         The seed or position of a sampled row is not an integer in [0, 2**64).
     """
     _check(logits, params, seeds, positions)
-    token_ids = np.argmax(logits, axis=1)
-    # argmax stops at the first NaN, so the chosen logit alone tells whether the row can be used.
-    largest = logits[np.arange(len(logits)), token_ids]
-    usable = np.isfinite(largest)
+    token_ids, largest = _largest(logits, adjusted)
     errors: dict[int, Exception] = {}
-    for row in np.flatnonzero(~usable).tolist():
-        errors[row] = LogitsError(
-            f"row {row}: the largest logit must be finite, got {largest[row]} at token {token_ids[row]}"
-        )
+    for row in np.flatnonzero(~np.isfinite(largest)).tolist():
+        found = f"got {largest[row]} at token {token_ids[row]}"
+        errors[row] = LogitsError(f"row {row}: the largest logit must be finite, {found}")
         token_ids[row] = -1
-    rows = [row for row, p in enumerate(params) if p.temperature > 0 and usable[row]]
+    rows = [row for row, p in enumerate(params) if p.temperature > 0 and row not in errors]
     if rows:
         draws = uniforms([seeds[row] for row in rows], [positions[row] for row in rows])
         with np.errstate(over="ignore", under="ignore"):
             for row, u in zip(rows, draws.tolist(), strict=True):
-                token_ids[row] = _draw(logits[row], largest[row], params[row], u)
+                token_ids[row] = _draw(adjusted.get(row, logits[row]), largest[row], params[row], u)
     return token_ids, errors
 
 
@@ -102,12 +104,22 @@ def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], posit
         raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
 
 
+def _largest(logits: Floats, adjusted: Mapping[int, Floats]) -> tuple[Ids, Floats]:
+    """Return where each row's largest logit stands, and that logit: of several the first, or the first NaN."""
+    token_ids = np.argmax(logits, axis=1)
+    largest = logits[np.arange(len(logits)), token_ids]
+    for row, values in adjusted.items():
+        token_ids[row] = values.argmax()
+        largest[row] = values[token_ids[row]]
+    return token_ids, largest
+
+
 def _draw(row: Floats, largest: np.float32, params: SamplingParams, u: float) -> int:
     """Return the token on which u falls; `largest` is the row's maximum, finite."""
     ids, values = None, row
     # Min-p and top-k each keep the first so many by rank: they commute, and the cheaper one goes first.
     if 0 < params.top_k < row.size:
-        ids = _top_k(row, params.top_k)
+        ids = top_k(row, params.top_k)
         values = row[ids]
     temperature = np.float32(min(max(params.temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
     weights = np.exp((values - largest) / temperature)
@@ -133,8 +145,8 @@ def _best(values: Floats, count: int) -> Ids:
     return np.delete(keep, np.flatnonzero(values[keep] == cut)[-excess:]) if excess else keep
 
 
-def _top_k(row: Floats, k: int) -> Ids:
-    """Return `_best(row, k)`, in about half the time where k is small against the row."""
+def top_k(row: Floats, k: int) -> Ids:
+    """Return the ids of the k ≥ 1 best tokens, ascending: `_best`, in about half the time where k is small."""
     width = row.size // _COLUMN
     if k > width // 8:
         return _best(row, k)

@@ -6,12 +6,13 @@ gets one more token. A prompt, a chunk of one, a decode and the recomputation af
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
 from contbatch.checks import require_counts
 from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
+from contbatch.logprob import Logprobs
 from contbatch.pages import PagePool
 from contbatch.planner import Planner
 from contbatch.policies import Policy
@@ -61,8 +62,7 @@ class Scheduler:
         self.policy = copy.deepcopy(policy)
         self.pool = PagePool(num_pages, page_size)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
@@ -168,6 +168,7 @@ class Scheduler:
         tokens: Mapping[int | str, int],
         errors: Mapping[int | str, Exception] | None = None,
         on_token: Callable[[Request], bool] | None = None,
+        scores: Mapping[int | str, Sequence[Logprobs]] | None = None,
     ) -> list[Request]:
         """Take in what a step computed; return those who left their seats.
 
@@ -179,13 +180,15 @@ class Scheduler:
             The new token, or what went wrong, of every request whose grant samples. An error ends that request alone.
         on_token : callable, optional
             Called with a request after each of its new tokens; True ends it (a stop string), an exception fails it.
+        scores : mapping from request id, optional
+            Log-probabilities of the tokens that this step found out about, of those who want them.
 
         Raises
         ------
         SchedulerError
             The step is not the latest, was updated before, or a token is missing. Nothing has changed then.
         """
-        errors = errors or {}
+        errors, scores = errors or {}, scores or {}
         if step is not self._open_step:
             raise SchedulerError(f"step {step.step} was updated before, or planned anew since")
         step.require_results(tokens, errors)
@@ -196,6 +199,7 @@ class Scheduler:
                 if request.status is not RUNNING:  # aborted while the step ran, or padding
                     continue
                 request.num_computed_tokens = start + num_tokens
+                request.scores += scores.get(request.request_id, ())
                 if request.request_id in errors:
                     self._fail(request, "error", errors[request.request_id])
                 elif samples:
@@ -206,11 +210,7 @@ class Scheduler:
         return self.drain_released()
 
     def _append(self, request: Request, token: int, on_token: Callable[[Request], bool] | None) -> None:
-        request.output_token_ids.append(token)
-        if token in request.stop_ids:
-            request.finish_reason = "stop"
-        elif len(request.output_token_ids) >= request.sampling.max_tokens:
-            request.finish_reason = "length"
+        request.take(token)
         if on_token is None:
             return
         try:  # a user's callback: it may raise or be interrupted, abort this request or others

@@ -9,20 +9,42 @@ from threading import Lock
 from contbatch.engine import Engine
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
+from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
+from contbatch.output import RequestOutput
 from contbatch.request import Request
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 
-NewEngine = Callable[[Callable[[Request], bool]], Engine]
+
+def decoder_of(request: Request, tokenizer: Tokenizer) -> IncrementalDecoder:
+    """Make the decoder of a request's answer."""
+    return IncrementalDecoder(tokenizer, request.sampling.stop, request.sampling.min_tokens)
 
 
-def text_of(request: Request, tokenizer: Tokenizer) -> str:
-    """Return the answer of a request as far as it has come, cut before a stop string."""
-    decoder = IncrementalDecoder(tokenizer, request.sampling.stop)
+def output_of(request: Request, tokenizer: Tokenizer) -> RequestOutput:
+    """Return a request's answer as far as it has come, its text cut before a stop string."""
+    decoder = decoder_of(request, tokenizer)
     for token in request.output_token_ids:
         decoder.push(token)
     decoder.flush()
-    return decoder.text
+
+    def with_text(scores: Logprobs) -> Logprobs:
+        return {token: score._replace(decoded_token=tokenizer.token_text(token)) for token, score in scores.items()}
+
+    own, prompt = request.logprobs, request.prompt_logprobs
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt_token_ids=tuple(request.prompt_token_ids or ()),
+        text=decoder.text,
+        token_ids=tuple(request.output_token_ids),
+        finish_reason=request.finish_reason or "",
+        error=request.error,
+        logprobs=None if own is None else tuple(map(with_text, own)),
+        prompt_logprobs=None if prompt is None else tuple(scores and with_text(scores) for scores in prompt),
+    )
+
+
+NewEngine = Callable[[Callable[[Request], bool]], Engine]
 
 
 class _Texts:
@@ -40,7 +62,7 @@ class _Texts:
         if decoder is None:
             if deltas is None and not request.sampling.stop:
                 return False
-            decoder = self._decoders[request] = IncrementalDecoder(self._tokenizer, request.sampling.stop)
+            decoder = self._decoders[request] = decoder_of(request, self._tokenizer)
         delta = decoder.push(request.output_token_ids[-1])
         if request.is_finished:  # it may keep its seat for long
             delta += decoder.flush()

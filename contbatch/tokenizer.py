@@ -107,6 +107,10 @@ class Tokenizer:
         text = b"".join(self.token_bytes[token] for token in token_ids).decode("utf-8", "replace")
         return text.removeprefix(self.token_bytes.leading_space)
 
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself: bytes that are no UTF-8 become U+FFFD, special tokens their names."""
+        return self.token_bytes[token_id].decode("utf-8", "replace") or self._backend.id_to_token(token_id) or ""
+
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self._template_text is None:
@@ -154,6 +158,8 @@ class IncrementalDecoder:
     tokenizer : Tokenizer
     stop : sequence of str
         Non-empty stop strings; they are cut off, with everything after.
+    min_tokens : int
+        A stop string that is complete within the text of so many first tokens is no stop string (as in vLLM).
 
     Attributes
     ----------
@@ -162,7 +168,7 @@ class IncrementalDecoder:
         started before it could still have been completed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped: str | None = None
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(string, str) and string for string in self._stop):
@@ -172,6 +178,9 @@ class IncrementalDecoder:
         self._prefix = tokenizer.token_bytes.leading_space
         """To be removed from the start of the text; empty once the text has begun."""
         self._held = ""
+        self._exempt = 0
+        """Characters of `_held` before whose end no stop string may end."""
+        self._tokens_exempt = min_tokens
         self._released: list[str] = []
         self._ended = False
 
@@ -203,8 +212,12 @@ class IncrementalDecoder:
         if text and self._prefix:
             text, self._prefix = text.removeprefix(self._prefix), ""
         held = self._held + text
+        if self._tokens_exempt > 0:
+            self._tokens_exempt -= 1
+            self._exempt = len(held)
+        found = ((held.find(string, max(0, self._exempt - len(string) + 1)), string) for string in self._stop)
         start, string = min(
-            ((held.index(string), string) for string in self._stop if string in held),
+            (match for match in found if match[0] >= 0),
             key=lambda match: (match[0], len(match[1])),
             default=(len(held), None),
         )
@@ -212,6 +225,7 @@ class IncrementalDecoder:
         if safe == start:
             self.stopped = string
         released, self._held = held[:safe], held[safe:]
+        self._exempt = max(0, self._exempt - safe)
         self._released.append(released)
         return released
 

@@ -15,9 +15,9 @@ LETTERS = st.sampled_from("ab é😀<")
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3)
 
 
-def run(tokenizer, token_ids, stop=()):
+def run(tokenizer, token_ids, stop=(), min_tokens=0):
     """Push everything; returns the decoder and the texts released by each push and by the flush."""
-    decoder = IncrementalDecoder(tokenizer, stop)
+    decoder = IncrementalDecoder(tokenizer, stop, min_tokens)
     released = []
     for token in token_ids:
         released.append(decoder.push(token))
@@ -27,9 +27,10 @@ def run(tokenizer, token_ids, stop=()):
     return decoder, released
 
 
-def oracle(text, stop):
-    """Find the stop string that starts first, the shortest of those, in the whole text."""
-    found = [(text.find(string), len(string), string) for string in stop if string in text]
+def oracle(text, stop, exempt=0):
+    """Find the stop string that starts first, the shortest of those, of all that end beyond `exempt` characters."""
+    starts = [(start, string) for start in range(len(text)) for string in stop if text.startswith(string, start)]
+    found = [(start, len(string), string) for start, string in starts if start + len(string) > exempt]
     start, _, string = min(found, default=(len(text), 0, None))
     return text[:start], string
 
@@ -75,6 +76,21 @@ def test_stop_strings_as_found_in_the_whole_text(tokenizer, text, stop, tail):
         assert held == "" or begins or decoder.stopped is not None
 
 
+@TOKENIZERS
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(LETTERS, max_size=14), stop=STOPS, tail=st.lists(st.integers(3, 250), max_size=2), data=st.data())
+def test_stop_strings_within_the_first_tokens_do_not_count(tokenizer, text, stop, tail, data):
+    token_ids = tokenizer.encode(text) + tail
+    min_tokens = data.draw(st.integers(0, len(token_ids) + 1))
+    first = IncrementalDecoder(tokenizer)
+    for token in token_ids[:min_tokens]:
+        first.push(token)
+    whole = tokenizer.decode(token_ids)
+    exempt = len(first.text) if min_tokens <= len(token_ids) else len(whole)
+    decoder, _ = run(tokenizer, token_ids, stop, min_tokens)
+    assert (decoder.text, decoder.stopped) == oracle(whole, stop, exempt)
+
+
 def tokens(*names):
     return [TOKENS.index(name) for name in names]
 
@@ -102,6 +118,21 @@ def test_a_stop_string_inside_one_token():
     decoder, released = run(BYTES, tokens("Ġthe", "x"), ["h"])
     assert released == [" t", "", ""]
     assert decoder.stopped == "h"
+
+
+@pytest.mark.parametrize(
+    ("stop", "min_tokens", "text_left", "stopped"),
+    [
+        ("ab", 2, "x", "ab"),
+        ("ab", 3, "xab", "ab"),
+        ("ab", 4, "xab", "ab"),
+        ("ab", 5, "xababc", None),
+        ("bc", 5, "xaba", "bc"),
+    ],
+)
+def test_a_stop_string_may_begin_but_not_end_within_the_first_tokens(stop, min_tokens, text_left, stopped):
+    decoder, _ = run(BYTES, tokens(*"xababc"), [stop], min_tokens)
+    assert (decoder.text, decoder.stopped) == (text_left, stopped)
 
 
 def test_what_only_looked_like_a_stop_string_is_released():

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue", "request",
-    "sampling_params", "scheduler", "step",
+    "checks", "errors", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
+    "request", "sampling_params", "scheduler", "step",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -64,7 +64,8 @@ def test_what_each_part_of_the_heart_may_see():
         "errors": set(),
         "checks": {"errors"},
         "sampling_params": {"checks"},
-        "request": {"checks", "errors", "sampling_params"},
+        "logprob": set(),
+        "request": {"checks", "errors", "logprob", "sampling_params"},
         "pages": {"checks", "errors"},
         "step": {"errors", "request"},
         "queue": {"request"},

@@ -7,9 +7,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contbatch.checks import require
 from contbatch.engine import StepResult
-from contbatch.errors import InvalidRequestError
-from contbatch.inputs import pack
+from contbatch.errors import InvalidRequestError, LogitsError
+from contbatch.inputs import StepInputs, pack
+from contbatch.logits import adjust, logprobs
+from contbatch.logprob import Logprobs
 from contbatch.model import ModelConfig
 from contbatch.request import Request
 from contbatch.sampler import sample
@@ -44,7 +47,7 @@ class ModelRunner:
         self.model = model
 
     def validate(self, request: Request) -> None:
-        """Raise `InvalidRequestError` for a request whose token ids the model does not know."""
+        """Raise `InvalidRequestError` for a request that names token ids, or counts of them, beyond the vocabulary."""
         if request.prompt_token_ids is None:
             raise InvalidRequestError(f"request {request.request_id!r} has only a length; a model needs token ids")
         limit = self.model.config.vocab_size
@@ -53,9 +56,16 @@ class ModelRunner:
             raise InvalidRequestError(f"request {request.request_id!r}: token ids must be integers, got {ids.dtype}")
         if (bad := ids[(ids < 0) | (ids >= limit)]).size:
             raise InvalidRequestError(f"request {request.request_id!r}: token id {bad[0]} is not in [0, {limit})")
+        p = request.sampling
+        whose = f"of request {request.request_id!r}"
+        for name, tokens in (("logit_bias", dict(p.logit_bias)), ("stop_token_ids", p.stop_token_ids)):
+            for token in tokens:
+                require(token < limit, f"{name} {whose}", token, f"of token ids in [0, {limit})")
+        for name, count in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
+            require(count is None or count <= limit, f"{name} {whose}", count, f"at most the vocabulary's {limit}")
 
     def execute(self, step: SchedulerOutput) -> StepResult:
-        """Compute a step. A request whose logits are unusable gets an error of its own.
+        """Compute a step. A request of which any wanted logits are unusable gets an error of its own.
 
         Requests without a seed draw from the stream of their number of arrival, so a run repeats itself.
         """
@@ -65,9 +75,12 @@ class ModelRunner:
         elapsed_s = perf_counter() - began
         rows = inputs.sampled
         seeds = [r.order if r.sampling.seed is None else r.sampling.seed for r in rows]
-        ids, errors = sample(logits, [r.sampling for r in rows], seeds, [r.num_output_tokens for r in rows])
+        params, positions = [r.sampling for r in rows], [r.num_output_tokens for r in rows]
+        last = logits[len(logits) - len(rows) :]
+        ids, failed = sample(last, params, seeds, positions, adjust(last, rows))
         tokens = {r.request_id: token for r, token in zip(rows, ids.tolist(), strict=True)}
-        return StepResult(tokens, elapsed_s, {rows[row].request_id: error for row, error in errors.items()})
+        errors = {rows[row].request_id: error for row, error in failed.items()}
+        return StepResult(tokens, elapsed_s, errors, _scores(inputs, logits, tokens, errors))
 
     def close(self) -> None:
         """Free model and pages; idempotent. Later use raises `RunnerError`."""
@@ -78,3 +91,24 @@ class ModelRunner:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _scores(
+    inputs: StepInputs, logits: NDArray[np.float32], tokens: dict[int | str, int], errors: dict[int | str, Exception]
+) -> dict[int | str, list[Logprobs]]:
+    """Score prompt tokens and `tokens` where wanted; those whose logits are unusable get into `errors` instead."""
+    told: list[tuple[Request, int, int | None]] = []
+    """Of each row of logits: whose token it tells of, which one, and how many alternatives are wanted."""
+    for request, positions in inputs.scored:
+        following = request.token_ids(positions.start + 1, positions.stop + 1)
+        told += [(request, token, request.sampling.prompt_logprobs) for token in following]
+    told += [(request, tokens[request.request_id], request.sampling.logprobs) for request in inputs.sampled]
+    scores: dict[int | str, list[Logprobs]] = {}
+    for row, (request, token, count) in zip(logits, told, strict=True):
+        if count is None or request.request_id in errors:
+            continue
+        try:
+            scores.setdefault(request.request_id, []).append(logprobs(row, token, count))
+        except LogitsError as error:
+            errors[request.request_id] = error
+    return scores

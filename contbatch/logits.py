@@ -1,0 +1,94 @@
+"""Logits before sampling: what a request adds, subtracts or forbids; and how likely its tokens were without that.
+
+A row that asks for anything is copied and changed in vLLM's order (`vllm.v1.sample.sampler.Sampler.forward`): the bias,
+the repetition penalty, then the frequency and presence penalties; temperature and filters come later, in `sampler`.
+Everything follows from the request's tokens, so a preemption, a chunk or a neighbour changes nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from contbatch.errors import LogitsError
+from contbatch.logprob import Logprob, Logprobs
+from contbatch.request import Request
+from contbatch.sampler import Floats, top_k
+
+
+def adjust(logits: Floats, requests: Sequence[Request]) -> dict[int, Floats]:
+    """Apply bias, penalties and `min_tokens` to copies of the rows that ask for them.
+
+    With logit l of a token, prompt and output as they are so far, and c the token's count in the output:
+
+    - bias (OpenAI): l + bias;
+    - repetition penalty r (CTRL, Keskar et al. 2019, section 4.1, in the form of vLLM and Transformers that also
+      lowers negative logits): l / r if l > 0 else l * r, for tokens of prompt or output;
+    - frequency penalty f and presence penalty p (OpenAI): l - f * c - p * (c > 0), output tokens only;
+    - fewer output tokens than `min_tokens`: -inf for end-of-sequence and stop tokens, also with `ignore_eos`.
+
+    Parameters
+    ----------
+    logits : ndarray of float32, (num_rows, vocab_size)
+        Left as it is.
+    requests : sequence of num_rows
+
+    Returns
+    -------
+    dict of int to ndarray of float32, (vocab_size,)
+        The changed copies, by row.
+    """
+    return {row: _adjusted(logits[row], r) for row, r in enumerate(requests) if not _is_plain(r)}
+
+
+def _is_plain(request: Request) -> bool:
+    p = request.sampling
+    penalised = p.repetition_penalty != 1 or p.frequency_penalty or p.presence_penalty
+    return not (penalised or p.logit_bias or request.num_output_tokens < p.min_tokens)
+
+
+def _adjusted(logits: Floats, request: Request) -> Floats:
+    p, row = request.sampling, logits.copy()
+    for token, bias in dict(p.logit_bias).items():
+        row[token] += bias
+    output = np.array(request.output_token_ids, np.int64)
+    with np.errstate(all="ignore"):  # +inf or NaN fails the request in `sample`
+        if p.repetition_penalty != 1:
+            seen = np.unique(np.concatenate([np.asarray(request.token_ids(0, request.num_prompt_tokens)), output]))
+            values = row[seen].astype(np.float64)
+            row[seen] = np.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+        if p.frequency_penalty or p.presence_penalty:
+            tokens, counts = np.unique(output, return_counts=True)
+            row[tokens] -= p.frequency_penalty * counts + p.presence_penalty
+    if request.num_output_tokens < p.min_tokens:
+        ends = {*p.stop_token_ids, *request.eos_token_ids}
+        row[[token for token in ends if token < row.size]] = -np.inf
+    return row
+
+
+def logprobs(row: Floats, token: int, count: int) -> Logprobs:
+    """Return the log-probability and rank of a token and of the `count` likeliest; a count of -1 means all.
+
+    Parameters
+    ----------
+    row : ndarray of float32, (vocab_size,)
+        Logits as the model made them. The exponentials are float32, their sum and the rest float64.
+
+    Raises
+    ------
+    LogitsError
+        The row holds NaN or +inf, or is all -inf.
+    """
+    largest = row.max()
+    if not np.isfinite(largest):
+        raise LogitsError(f"the largest logit must be finite, got {largest}: token {token} has no probability")
+    with np.errstate(under="ignore"):
+        log_total = float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
+    own = row[token]
+    rank = 1 + int(np.count_nonzero(row > own)) + int(np.count_nonzero(row[:token] == own))
+    found = {token: Logprob(float(own) - log_total, rank)}
+    if count:
+        likeliest = top_k(row, min(count, row.size) if count > 0 else row.size)
+        likeliest = likeliest[np.argsort(-row[likeliest], kind="stable")]
+        for rank, other in enumerate(likeliest.tolist(), 1):
+            found.setdefault(other, Logprob(float(row[other]) - log_total, rank))
+    return found
