@@ -138,6 +138,27 @@ def test_equals_do_not_take_from_each_other():
     serve(scheduler, 1)
     scheduler.add(request("b", 1, 1))
     assert table(serve(scheduler)) == ["a1", "a1", "b1"]
+    scheduler = scheduler_of(Priority(preempt=True), request("late", 1, 3, at=1.0), max_num_seqs=1)
+    serve(scheduler, 1)
+    scheduler.add(request("early", 1, 1, at=0.0))
+    assert table(serve(scheduler, 1)) == ["late1"]
+
+
+def test_who_gave_way_is_not_admitted_again_in_the_same_step():
+    """Pages of 4 tokens: b's one is not enough for the three of c, a's three are too many, and two are left over."""
+    running = [request("a", 12, 2, priority=1), request("b", 4, 2, priority=2)]
+    scheduler = scheduler_of(Priority(preempt=True), *running, num_pages=5)
+    serve(scheduler, 1)
+    scheduler.add(request("c", 9, priority=0))
+    assert table(serve(scheduler)) == ["c9 -b -a", "a13", "b5"]
+
+
+def test_who_was_served_before_the_newcomer_does_not_give_way():
+    class Generous(ChunkedPrefill):
+        def make_way(self, newcomer, running):
+            return running
+
+    assert grants(Generous(), (1, 2), (1, 1), max_num_seqs=1) == ["a1", "a1", "b1"]
 
 
 def test_when_pages_run_out_the_least_important_goes():

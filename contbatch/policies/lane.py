@@ -14,13 +14,11 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, float, int, int, Request]] = []
-        self._num_pushed = 0
+        self._heap: list[tuple[float, float, int, Request]] = []
 
     def push(self, request: Request, key: float = 0.0) -> None:
         """Add a request that starts to wait; smaller keys go first, ties by arrival."""
-        self._num_pushed += 1  # the entries of a request that is in twice must differ
-        heappush(self._heap, (key, request.arrival_time, request.order, self._num_pushed, request))
+        heappush(self._heap, (key, request.arrival_time, request.order, request))
 
     @property
     def head(self) -> Request | None:
