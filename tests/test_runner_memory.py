@@ -69,6 +69,26 @@ def test_models_and_steps_leave_no_memory_behind(tmp_path):
     assert steps < 0.8
 
 
+def test_an_interrupt_after_models_that_came_and_went_in_turn(tmp_path):
+    """OpenVINO changes the stack of signal handlers when a model is loaded first, and when the last one goes."""
+    path = export_onnx(random_model(0), tmp_path / "m.onnx")
+    script = f"""
+import signal
+from contbatch.runners.cpu import CPUModel
+old = CPUModel({str(path)!r}, 2)
+new = CPUModel({str(path)!r}, 2)
+del old
+new.close()
+del new
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 @pytest.mark.parametrize("kind", [CPUModel, ReferenceModel])
 def test_a_model_goes_with_its_last_reference(kind, tmp_path):
     freed = []

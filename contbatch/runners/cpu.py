@@ -1,5 +1,6 @@
 """An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its PagedAttention nodes, on numpy pages."""
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from weakref import proxy
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
+from openvino.frontend import FrontEndManager
 from openvino.frontend.onnx import ConversionExtension
 from openvino.opset13 import concat
 
@@ -89,18 +91,28 @@ def _compile(path: str, config: ModelConfig, pages: _Pages, options: dict[str, A
         attention = _Attention([packed], shared, next(layers), config.num_heads * config.head_size)
         return [attention.output(0), node.get_input(3), node.get_input(4)]
 
-    core = ov.Core()
-    core.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
+    frontend = FrontEndManager().load_by_framework("onnx")
+    frontend.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
     try:
-        graph = core.read_model(path)
-    except RuntimeError as error:
+        graph = frontend.convert(frontend.load(path))
+    except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
         raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
     for result in graph.get_results()[1:]:  # the first is the logits
         graph.remove_result(result)
     for parameter in graph.get_parameters():
         if not parameter.output(0).names & set(KEPT_INPUTS):
             graph.remove_parameter(parameter)
-    return core.compile_model(graph, "CPU", options).create_infer_request()
+    return _core().compile_model(graph, "CPU", options).create_infer_request()
+
+
+@functools.cache
+def _core() -> ov.Core:
+    """Return the only one of the process, never freed.
+
+    Each installs a stack for signal handlers and puts back the one before it when it goes. With two, that may be gone
+    as well, and the next Ctrl-C is a segmentation fault.
+    """
+    return ov.Core()
 
 
 class CPUModel:
