@@ -10,15 +10,8 @@ def _tuple(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
 
 
-def _pairs(value: object) -> tuple[object, ...]:
-    """Return the sorted items of a mapping; pairs already, as of a copy, are taken as they are."""
-    if isinstance(value, Mapping):
-        return tuple(sorted(value.items(), key=repr))
-    return value if isinstance(value, tuple) else (value,)
-
-
 def _is_bias(pair: object) -> bool:
-    """Whether a pair is (token id, bias in [-100, 100]), the range of OpenAI and vLLM."""
+    """Whether a pair is (token id, bias in [-100, 100])."""
     if not (isinstance(pair, tuple) and len(pair) == 2):
         return False
     return is_int(pair[0], 0) and is_real(pair[1]) and -100 <= pair[1] <= 100
@@ -112,9 +105,10 @@ class SamplingParams:
             require(is_real(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
         value = self.repetition_penalty
         require(is_real(value) and value > 0, "repetition_penalty", value, "a finite number > 0")
-        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
-        bias_ok = all(map(_is_bias, self.logit_bias))
+        bias = tuple(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        bias_ok = isinstance(bias, tuple) and all(map(_is_bias, bias))
         require(bias_ok, "logit_bias", self.logit_bias, "a mapping of token ids ≥ 0 to numbers in [-100, 100]")
+        object.__setattr__(self, "logit_bias", tuple(sorted(dict(bias).items())))
 
     def replace(self, **changes: object) -> "SamplingParams":
         """Return a copy with some fields changed; an unknown field raises `InvalidRequestError`."""

@@ -154,11 +154,12 @@ def test_nan_in_a_wanted_row_fails_that_request_only(place):
 
 
 def test_a_ban_on_everything_fails_that_request_only():
-    banned = SamplingParams(max_tokens=3, min_tokens=1, stop_token_ids=tuple(range(VOCABULARY)))
+    banned = SamplingParams(max_tokens=3, min_tokens=1, stop_token_ids=tuple(range(VOCABULARY)), logprobs=1)
     requests = requests_of([((1,), banned, 0.0), ((1,), SamplingParams(max_tokens=3, ignore_eos=True), 0.0)])
     engine_of(ChunkedPrefill(), FakeModel(20, 2)).run(requests)
     assert [r.finish_reason for r in requests] == ["error", "length"]
     assert isinstance(requests[0].error, LogitsError)
+    assert (requests[0].output_token_ids, requests[0].logprobs) == ([], [])
 
 
 # ---- definitions ---------------------------------------------------------------------------------------------------
