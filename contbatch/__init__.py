@@ -1,4 +1,4 @@
-"""Continuous batching and paged attention you can read: one scheduler, simulated or on a real model.
+"""Continuous batching and paged attention you can read: one scheduler, on a real model.
 
 Nothing heavy is imported until a name is used.
 """

@@ -44,16 +44,24 @@ def gantt(
     """
     if by not in ("step", "second"):
         raise InvalidRequestError(f"by must be 'step' or 'second', got {by!r}")
-    seats = int(result.segments.seat.max()) + 1 if len(result.segments) else 0
-    ax = plt.subplots(figsize=(10, 0.6 + 0.3 * max(1, seats)), layout="constrained")[1] if ax is None else ax
+    segments = result.segments
+    seats = int(segments.seat.max()) + 1 if len(segments) else 1
+    ax = plt.subplots(figsize=(10, 1.2 + 0.3 * seats), layout="constrained")[1] if ax is None else ax
     start, end = ("start_step", "end_step") if by == "step" else ("start_s", "end_s")
-    extent = result.segments[end].max() if seats else 1
-    for row in result.segments.to_dict("records"):
-        left, width, seat, kind = row[start], row[end] - row[start], row["seat"], row["kind"]
-        ax.barh(seat, width, left=left, height=0.8, linewidth=0.5, **STYLES[kind])
-        if kind == "decode" and width > 0.025 * extent:
-            name = str(row["request_id"])
-            ax.text(left + width / 2, seat, name, ha="center", va="center", color="white", size=7, clip_on=True)
+    segments = segments.assign(left=segments[start], width=segments[end] - segments[start])
+    for kind, rows in segments.groupby("kind"):
+        ax.barh(rows.seat, rows.width, left=rows.left, height=0.8, linewidth=0.5, **STYLES[str(kind)])
+    wide = segments[(segments.kind == "decode") & (segments.width > 0.025 * segments[end].max())]
+    style: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "color": "white",
+        "size": 7,
+        "clip_on": True,
+        "parse_math": False,
+    }
+    for name, seat, middle in zip(wide.request_id, wide.seat, wide.left + wide.width / 2, strict=True):
+        ax.text(middle, seat, str(name), **style)
     ax.set(xlabel="step" if by == "step" else "time [s]", ylabel="seat", title=title, yticks=range(seats))
     ax.margins(x=0)
     ax.set_ylim(seats - 0.5, -0.5)

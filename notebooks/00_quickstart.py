@@ -29,6 +29,7 @@ import pandas as pd
 import contbatch as cb
 
 llm = cb.LLM("smollm2-135m")
+llm.generate("Hello", cb.SamplingParams(max_tokens=2), progress=False)  # compiles; so no policy below pays for it
 config = llm.config
 print(config.num_layers, "layers,", config.num_heads, "query heads,", config.kv_num_heads, "key/value heads")
 
@@ -84,7 +85,7 @@ pd.DataFrame({name: seats(result) for name, result in results.items()}).T
 # %% [markdown]
 # ## See it
 #
-# One row per seat, one column per step (the first picture has a scale of its own). Blue: a request is getting its tokens. Hatched: it has them all and keeps its seat, because somebody in its
+# One row per seat, steps from left to right (the first picture has a scale of its own). Orange: a prompt is read. Blue: a request is getting its tokens. Hatched: it has them all and keeps its seat, because somebody in its
 # batch is not finished. Grey: nobody sits there.
 
 # %%
@@ -101,7 +102,8 @@ print("continuous: seat 0 serves requests", *first_seat)
 # ## What it costs, and what it buys
 #
 # Measured on the machine that ran this notebook. The *wait* of a request is the time from asking to having the whole answer;
-# short answers are those of at most 10 tokens.
+# short answers are those of at most 10 tokens. Static batching hands out its answers when the batch ends, as a server without
+# streaming does. Other work on the same machine shows in these numbers.
 
 # %% tags=["nbval-ignore-output", "result"]
 def measured(result):
@@ -109,13 +111,13 @@ def measured(result):
     figures = result.summary()
     return {
         "tokens/s": figures.output_tokens_per_s,
-        "mean wait of short answers [s]": short.mean(),
-        "P99 [s]": short.quantile(0.99),
+        "short: mean wait [s]": short.mean(),
+        "P99 wait [s]": short.quantile(0.99),
         "wasted seats [%]": 100 * figures.wasted_seats,
     }
 
 
-pd.DataFrame({name: measured(result) for name, result in results.items()}).T.round(2)
+print(pd.DataFrame({name: measured(result) for name, result in results.items()}).T.round(2).to_string())
 
 # %% [markdown]
 # Continuous batching answers the short ones sooner and uses every seat that somebody waits for. Three honest limits:
@@ -139,7 +141,8 @@ print("the same tokens under all policies:", tokens[0] == tokens[1] == tokens[2]
 # ## Your own policy
 #
 # A policy yields requests in order of preference, with the number of tokens each may compute in this step. The scheduler takes
-# care of the rest: token budget, seats, pages, preemption.
+# care of the rest: token budget, seats, pages, preemption. This one knows how long each answer will be, and serves the short ones
+# first: they leave sooner, but the longest starts last, so the whole takes more steps.
 
 # %%
 class ShortestAnswerFirst(cb.Policy):
@@ -149,9 +152,9 @@ class ShortestAnswerFirst(cb.Policy):
             yield r, r.num_uncomputed_tokens
 
 
-oracle = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=8)
-order = oracle.requests.request_id
-print(len(oracle.steps), "steps; the first to leave:", *order.head(8))
+shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=8)
+order = shortest.requests.request_id
+print(len(shortest.steps), "steps; the first to leave:", *order.head(8))
 
 # %%
 llm.close()

@@ -29,9 +29,13 @@ def llm(folder):
         assert llm.num_free_pages == 32
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside a stream"])
-def test_an_interrupt_at_any_line(llm, others):
-    """Ctrl-C is never swallowed nor turned into another error, frees the pages and spares the streams of others."""
+@pytest.mark.parametrize(("others", "again_after"), [(False, 0), (False, 1), (False, 9), (True, 0)])
+def test_an_interrupt_at_any_line(llm, others, again_after):
+    """Ctrl-C is never swallowed nor turned into another error, frees the pages and spares the streams of others.
+
+    Pressed again within a step it does not wait for the scheduler to end its work. If it hits the cleaning up after the
+    first, requests go on with whatever comes next.
+    """
     expected, text = tokens_of(llm), "".join(llm.stream([8, 9, 10], greedy(12)))
     lines = lines_of(lambda: tokens_of(llm))
     assert lines > 1000
@@ -39,11 +43,12 @@ def test_an_interrupt_at_any_line(llm, others):
         stream = llm.stream([8, 9, 10], greedy(12)) if others else None
         begun = next(stream) if others else ""
         with pytest.raises(KeyboardInterrupt):
-            raise_at(line, lambda: tokens_of(llm))
+            raise_at(line, lambda: tokens_of(llm), again_after)
         if others:
             assert begun + "".join(stream) == text
-        assert llm.num_free_pages == 32
+        assert llm.num_free_pages == 32 or again_after
         assert tokens_of(llm) == expected
+        assert llm.num_free_pages == 32
 
 
 def test_a_stream_may_be_dropped_at_any_line(llm):
@@ -55,8 +60,25 @@ def test_a_stream_may_be_dropped_at_any_line(llm):
         begun = next(kept)
         assert do_at(line, dropped.clear, lambda: tokens_of(llm)) == expected
         assert dropped == []
+        begun += next(kept) + next(kept)  # what it has, then a step
+        assert llm.num_free_pages == 31
         assert begun + "".join(kept) == text
         assert llm.num_free_pages == 32
+
+
+def test_nobody_remembers_what_was_closed_or_interrupted(llm):
+    stream = llm.stream("the", greedy(9, stop=("never",)))
+    next(stream)
+    requests = [stream.request]
+    stream.close()
+    requests += llm.requests("the", greedy(9, stop=("never",)))
+    llm._engine.submit(requests[1:])
+    llm._engine.step()
+    llm._engine.abandon(requests[1:])
+    del stream
+    for request in requests:
+        holders = [holder for holder in gc.get_referrers(request) if isinstance(holder, (dict, list, tuple))]
+        assert holders == [requests]
 
 
 SCRIPT = """

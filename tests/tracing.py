@@ -8,14 +8,14 @@ PLACES = ("contbatch", "paged_attention", "openvino")
 
 
 class _Tracer:
-    def __init__(self, line, action):
-        self.line, self.action = line, action
+    def __init__(self, chosen, action):
+        self.chosen, self.action = chosen, action
         self.lines = 0
 
     def __call__(self, frame, event, _):
         if event == "line":
             self.lines += 1
-            if self.lines == self.line:
+            if self.lines in self.chosen:
                 self.action()
         elif event == "call" and not any(place in frame.f_code.co_filename for place in PLACES):
             return None
@@ -34,16 +34,17 @@ def _run(tracer, function):
 
 def lines_of(function):
     """How many lines of those places a call runs through."""
-    tracer = _Tracer(0, None)
+    tracer = _Tracer((), None)
     _run(tracer, function)
     return tracer.lines
 
 
 def do_at(line, action, function):
     """Call `function`, and `action` in the middle of it."""
-    return _run(_Tracer(line, action), function)
+    return _run(_Tracer({line}, action), function)
 
 
-def raise_at(line, function):
-    """Call `function` and press Ctrl-C when it comes to a line."""
-    return do_at(line, lambda: signal.raise_signal(signal.SIGINT), function)
+def raise_at(line, function, again_after=0):
+    """Call `function` and press Ctrl-C when it comes to a line, and if asked for so many lines later again."""
+    tracer = _Tracer({line, line + again_after}, lambda: signal.raise_signal(signal.SIGINT))
+    return _run(tracer, function)

@@ -109,7 +109,7 @@ def plan_step(
         scale=np.float32(scale or head_size**-0.5),
         softcap=np.float32(softcap),
         window=window,
-        num_helpers=min(num_threads or _usable_cpus(), len(tasks), cost // COST_PER_THREAD + 1) - 1,
+        num_helpers=min(num_threads or len(_CPUS), len(tasks), cost // COST_PER_THREAD + 1) - 1,
     )
 
 
@@ -156,14 +156,20 @@ def paged_attention(
             helper.result()
 
 
+_CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+"""CPUs that this process may use, asked before a runtime such as OpenVINO pins the calling thread to one of them."""
+
+
 @functools.cache
 def _helpers(_pid: int) -> ThreadPoolExecutor:
     """Return the threads that help a caller; a forked child needs its own."""
-    return ThreadPoolExecutor(max(1, _usable_cpus() - 1), thread_name_prefix="paged_attention")
+    return ThreadPoolExecutor(max(1, len(_CPUS) - 1), thread_name_prefix="paged_attention", initializer=_unpin)
 
 
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _unpin() -> None:
+    """Let a helper run anywhere: it is born with the affinity of its caller, whose CPU it should leave alone."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, _CPUS)
 
 
 def _make_tasks(
