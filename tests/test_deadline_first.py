@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contbatch.errors import InvalidRequestError
 from contbatch.policies import ChunkedPrefill, DeadlineFirst, Policy
-from contbatch.request import Request
+from contbatch.request import Request, RequestStatus
 
 
 @dataclass
@@ -78,6 +78,28 @@ def test_who_is_late_already_waits_for_those_in_time():
     ]
     done = engine(DeadlineFirst(), (), max_num_seqs=1).run(requests)
     assert list(done.requests.request_id) == ["x", "b", "c", "a"]
+
+
+def test_only_a_first_token_can_be_too_late():
+    """a has begun to answer and is behind its pace: it still goes before b, which is due later."""
+    scheduler = scheduler_of(DeadlineFirst(), request("a", 1, 3, tpot_target_s=1.0))
+    serve(scheduler, 1)
+    scheduler.schedule(1.0)
+    scheduler.add(request("b", 2, ttft_target_s=200.0))
+    assert table([scheduler.schedule(100.0)]) == ["a1 b2"]
+
+
+def test_a_resumed_request_does_not_hide_the_late_behind_it():
+    policy, order = DeadlineFirst(), []
+    resumed, late, in_time = request("r", output=9, tpot_target_s=1.0), *(request(t, ttft_target_s=t) for t in (9, 99))
+    resumed.output_token_ids = [1]
+    for r in (resumed, late, in_time):
+        policy.rank(r)
+    object.__setattr__(policy, "now", 50.0)
+    for r, _ in policy.plan((), (), 10):
+        r.status = RequestStatus.RUNNING  # admitted
+        order.append(r)
+    assert order == [resumed, in_time, late]
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,11 @@ def test_max_utilization_admits_at_least_as_many_at_once(limits, lengths):
     assert admitted[0] <= admitted[1]
 
 
+def test_max_utilization_goes_by_arrival_whoever_was_admitted_first():
+    late, early = request("late", at=2.0), request("early", at=1.0)
+    assert [r for r, _ in MaxUtilization().plan((), (late, early), 9)] == [early, late]
+
+
 # ---- whom to preempt ---------------------------------------------------------------------------------------------
 
 

@@ -146,11 +146,21 @@ def test_equals_do_not_take_from_each_other():
 
 def test_who_gave_way_is_not_admitted_again_in_the_same_step():
     """Pages of 4 tokens: b's one is not enough for the three of c, a's three are too many, and two are left over."""
-    running = [request("a", 12, 2, priority=1), request("b", 4, 2, priority=2)]
-    scheduler = scheduler_of(Priority(preempt=True), *running, num_pages=5)
+
+    class NewestFirst(ChunkedPrefill):
+        preempt = True
+
+        def plan(self, waiting, running, budget):
+            for r in [*waiting, *reversed(running)]:
+                yield r, r.num_uncomputed_tokens
+
+        def make_way(self, newcomer, running):
+            return running
+
+    scheduler = scheduler_of(NewestFirst(), request("a", 12, 2), request("b", 4, 2), num_pages=5)
     serve(scheduler, 1)
-    scheduler.add(request("c", 9, priority=0))
-    assert table(serve(scheduler)) == ["c9 -b -a", "a13", "b5"]
+    scheduler.add(request("c", 9))
+    assert table(serve(scheduler, 1)) == ["c9 -b -a"]
 
 
 def test_who_was_served_before_the_newcomer_does_not_give_way():
