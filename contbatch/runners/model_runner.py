@@ -60,7 +60,7 @@ class ModelRunner:
         whose = f"of request {request.request_id!r}"
         for name, tokens in (("logit_bias", dict(p.logit_bias)), ("stop_token_ids", p.stop_token_ids)):
             for token in tokens:
-                require(token < limit, f"{name} {whose}", token, f"of token ids in [0, {limit})")
+                require(token < limit, f"a token id in {name} {whose}", token, f"in [0, {limit})")
         for name, count in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
             require(count is None or count <= limit, f"{name} {whose}", count, f"at most the vocabulary's {limit}")
 
