@@ -107,18 +107,6 @@ class Request:
             num_prompt_tokens = len(prompt_token_ids)
         length_ok = is_int(num_prompt_tokens) and num_prompt_tokens is not None and num_prompt_tokens >= 1
         require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
-        time_ok = is_real(arrival_time) and arrival_time >= 0
-        require(time_ok, f"arrival_time of request {request_id!r}", arrival_time, "finite seconds ≥ 0")
-        require(is_real(priority), f"priority of request {request_id!r}", priority, "a finite number")
-        require(isinstance(client_id, Hashable), f"client_id of request {request_id!r}", client_id, "hashable")
-        for name, target in (("ttft_target_s", ttft_target_s), ("tpot_target_s", tpot_target_s)):
-            target_ok = target is None or (is_real(target) and target > 0)
-            require(target_ok, f"{name} of request {request_id!r}", target, "None or finite seconds > 0")
-        expected = sampling.max_tokens if expected_output_tokens is None else expected_output_tokens
-        expected_ok, limit = is_int(expected, 1, sampling.max_tokens), f"an integer in [1, {sampling.max_tokens}]"
-        require(expected_ok, f"expected_output_tokens of request {request_id!r}", expected, f"{limit} (max_tokens)")
-        salt_ok = cache_salt is None or isinstance(cache_salt, str)
-        require(salt_ok, f"cache_salt of request {request_id!r}", cache_salt, "a string or None")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens: int = num_prompt_tokens or 0
@@ -128,7 +116,7 @@ class Request:
         self.client_id = client_id
         self.ttft_target_s = ttft_target_s
         self.tpot_target_s = tpot_target_s
-        self.expected_output_tokens = expected
+        self.expected_output_tokens = sampling.max_tokens if expected_output_tokens is None else expected_output_tokens
         self.cache_salt = cache_salt
         self.eos_token_ids = tuple(eos_token_ids)
         eos = () if sampling.ignore_eos else self.eos_token_ids
@@ -150,8 +138,24 @@ class Request:
         """Place among the waiting, given by the policy: see `Policy.rank`."""
         self.num_preemptions = 0
         self.finish_reason: str | None = None
-        """None while live, then "length", "stop", "abort" or "error"."""
+        """None while live, then "length", "stop", "abort", "error" or (never run, see `Engine.run`) "rejected"."""
         self.error: Exception | None = None
+        self._check()
+
+    def _check(self) -> None:
+        """Raise `InvalidRequestError` for the first field that is out of its range."""
+        of, most = f"of request {self.request_id!r}", self.sampling.max_tokens
+        time_ok = is_real(self.arrival_time) and self.arrival_time >= 0
+        require(time_ok, f"arrival_time {of}", self.arrival_time, "finite seconds ≥ 0")
+        require(is_real(self.priority), f"priority {of}", self.priority, "a finite number")
+        require(isinstance(self.client_id, Hashable), f"client_id {of}", self.client_id, "hashable")
+        for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
+            target_ok = target is None or (is_real(target) and target > 0)
+            require(target_ok, f"{name} {of}", target, "None or finite seconds > 0")
+        expected, limit = self.expected_output_tokens, f"an integer in [1, {most}] (max_tokens)"
+        require(is_int(expected, 1, most), f"expected_output_tokens {of}", expected, limit)
+        salt_ok = self.cache_salt is None or isinstance(self.cache_salt, str)
+        require(salt_ok, f"cache_salt {of}", self.cache_salt, "a string or None")
 
     @property
     def num_output_tokens(self) -> int:
