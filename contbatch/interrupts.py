@@ -36,6 +36,9 @@ def interrupts_held_back() -> Iterator[None]:
     signal.signal(signal.SIGINT, hold)
     try:
         yield
+    except GeneratorExit:  # a second interrupt hit the way out of the block and is under way; nobody would see another
+        hold.waiting = None
+        raise
     finally:
         signal.signal(signal.SIGINT, handler)
         if hold.waiting is not None:

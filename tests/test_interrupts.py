@@ -97,3 +97,15 @@ def test_other_threads_are_left_alone():
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_block_that_a_second_interrupt_left_by_no_exit_takes_the_first_with_it():
+    """As one does that hits a `with` line on the way out: warnings are errors here, and one in a finalizer is one."""
+    handler = signal.getsignal(signal.SIGINT)
+    block = interrupts_held_back()
+    block.__enter__()
+    signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is not handler
+    del block
+    assert signal.getsignal(signal.SIGINT) is handler
