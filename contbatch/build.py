@@ -21,7 +21,17 @@ logger = logging.getLogger("contbatch")
 
 MODEL, DATA, MANIFEST = "model.onnx", "model.onnx.data", "manifest.json"
 # Modules whose code shapes the exported file. Their hash is in the manifest: nobody has to remember to raise a number.
-_EXPORTER = ("export", "gguf_file", "gguf_model", "graph", "huggingface", "model", "text_file", "weights")
+_EXPORTER = (
+    "export",
+    "gguf_file",
+    "gguf_model",
+    "graph",
+    "huggingface",
+    "model",
+    "packed_weight",
+    "text_file",
+    "weights",
+)
 _TEMPORARY, _HASHES, _DAY = ".build-", "sha256.json", 86400.0
 
 

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 from contbatch.errors import ModelFileError, UnsupportedModelError
+from contbatch.packed_weight import PackedWeight, from_blocks
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -161,12 +162,23 @@ class GGUFFile:
             raise ModelFileError(f"{self.path}: truncated or malformed: tensor {name} should be {limits}")
         return _TensorInfo(shape, quantization, offset, num_bytes)
 
+    def _raw(self, name: str) -> np.ndarray:
+        info = self.tensors[name]
+        return np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
+
+    def packed(self, name: str) -> PackedWeight | None:
+        """Read one matrix without dequantising it; None unless its type is Q4_0, Q4_1 or Q8_0."""
+        info = self.tensors[name]
+        if len(info.shape) != 2:
+            return None
+        block_bytes = gguf.GGML_QUANT_SIZES[info.quantization][1]
+        return from_blocks(info.quantization.name, self._raw(name).reshape(-1, block_bytes), info.shape[0])
+
     def tensor(self, name: str) -> np.ndarray:
         """Dequantise one tensor to a new float32 array; a name that isn't there raises `ModelFileError`."""
         if name not in self.tensors:
             raise ModelFileError(f"{self.path}: has no tensor {name}")
-        info = self.tensors[name]
-        raw = np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
+        info, raw = self.tensors[name], self._raw(name)
         # Blocks are independent: few wide rows cost the dequantisers a third of what the tensor's own rows do.
         block_bytes = gguf.GGML_QUANT_SIZES[info.quantization][1]
         num_blocks = info.num_bytes // block_bytes

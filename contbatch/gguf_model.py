@@ -1,5 +1,6 @@
 """Llama-family models in GGUF files, as llama.cpp's converters write them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,23 @@ def load_gguf(path: Path) -> Model:
     config = _Metadata(file, architecture).config()
     rotated = config.rotary_dim or config.head_size
 
+    def order(name: str, rows: int) -> np.ndarray | None:
+        permuted = architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k")
+        return _half_split(rows, config.head_size, rotated, path) if permuted else None
+
     def read(name: str) -> np.ndarray:
         values = file.tensor(name)
-        permuted = architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k")
-        return _half_split(values, config.head_size, rotated, path) if permuted else values
+        rows = order(name, len(values))
+        return values if rows is None else values[rows]
 
-    return assemble(path, config, file.tensors, _tensor_name, read)
+    model = assemble(path, config, file.tensors, _tensor_name, read)
+    packed = {}
+    for weight in model.weights:
+        name = _tensor_name(weight)
+        if matrix := file.packed(name):
+            rows = order(name, matrix.shape[0])
+            packed[weight] = matrix if rows is None else matrix.take(rows)
+    return replace(model, packed=packed)
 
 
 def _tensor_name(weight: str) -> str:
@@ -75,16 +87,16 @@ def _tensor_name(weight: str) -> str:
     return f"blk.{layer}.{_TENSORS[kind]}"
 
 
-def _half_split(values: np.ndarray, head_size: int, rotated: int, path: Path) -> np.ndarray:
-    """Undo the row order of the llama converter, which stores rotated pairs side by side.
+def _half_split(num_rows: int, head_size: int, rotated: int, path: Path) -> np.ndarray:
+    """Return the rows in an order that undoes that of the llama converter, which stores rotated pairs side by side.
 
     Rows 2i and 2i + 1 of each head, which llama.cpp rotates together, go to i and i + rotated / 2.
     """
-    if values.shape[0] % head_size:
-        raise ModelFileError(f"{path}: {values.shape[0]} query or key rows are no whole heads of {head_size}")
-    heads = values.reshape(-1, head_size, *values.shape[1:])
+    if num_rows % head_size:
+        raise ModelFileError(f"{path}: {num_rows} query or key rows are no whole heads of {head_size}")
     order = np.concatenate([np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, head_size)])
-    return np.ascontiguousarray(heads[:, order]).reshape(values.shape)
+    rows: np.ndarray = np.arange(0, num_rows, head_size)[:, None] + order
+    return rows.reshape(-1)
 
 
 class _Metadata:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from contbatch.errors import UnsupportedModelError
 from contbatch.model import Model, ModelConfig
+from contbatch.packed_weight import PackedWeight, stacked
 
 OPSET = 21
 IR_VERSION = 10
@@ -55,8 +56,7 @@ def decoder(model: Model, dtype: ir.DataType) -> ir.Model:
     tables = [
         build.constant(f"{n}_cache", t, dtype) for n, t in zip(("cos", "sin"), rotary_tables(config), strict=True)
     ]
-    embedding = build.weight("embed.weight", "embed")
-    x = build.op("Gather", "embed", embedding, ids)
+    embedding, x = build.embedding(ids)
     caches_in: list[ir.Value] = []
     caches_out: list[ir.Value] = []
     for i in range(config.num_layers):
@@ -66,7 +66,7 @@ def decoder(model: Model, dtype: ir.DataType) -> ir.Model:
         caches_in += caches
         caches_out += updated
     x = build.norm("final_norm", build.op("Gather", "logits_rows", x, logits_indices))
-    head = embedding if config.tie_word_embeddings else build.weight("lm_head.weight", "lm_head")
+    head = embedding if config.tie_word_embeddings else build.matrix("lm_head.weight", "lm_head")
     logits = ir.val("logits", _FLOAT, ["num_logits", config.vocab_size])
     build.head(x, head, logits)
     graph = ir.Graph(
@@ -90,6 +90,7 @@ class _Builder:
         self.model, self.config, self.dtype = model, model.config, dtype
         self.tape = ir.tape.Tape()
         self.two = self.constant("two", np.array(2), _FLOAT)
+        self.row_shape = self.constant("row_shape", np.array([0, -1]), _INT64)
         self.last_axis = self.constant("last_axis", np.array([-1]), _INT64)
         self.epsilon = self.constant("rms_norm_eps", np.array(self.config.rms_norm_eps), _FLOAT)
 
@@ -110,8 +111,39 @@ class _Builder:
         shape = ir.Shape((sum(weights[key].shape[0] for key in keys), *weights[keys[0]].shape[1:]))
         return self.tape.initializer(ir.LazyTensor(load, target, shape, name=name))
 
+    def matrix(self, name: str, *keys: str) -> ir.Value:
+        """Do as `weight`; in a float32 graph, matrices that the model's file packs stay so, widened by the graph."""
+        packed = [self.model.packed[key] for key in keys if key in self.model.packed]
+        whole = stacked(packed) if self.dtype == _FLOAT and len(packed) == len(keys) else None
+        return self.weight(name, *keys) if whole is None else self.widened(name, *self.codes(name, whole))
+
+    def codes(self, name: str, packed: PackedWeight) -> list[ir.Value]:
+        """Make initializers of codes, scales and, where there are any, zeros."""
+        kind = ir.DataType.INT8 if packed.bits == 8 else ir.DataType.UINT4
+        parts = [
+            self.constant(f"{name}.codes", packed.codes, kind),
+            self.constant(f"{name}.scales", packed.scales, _FLOAT),
+        ]
+        return parts if packed.zeros is None else [*parts, self.constant(f"{name}.zeros", packed.zeros, _FLOAT)]
+
+    def widened(self, name: str, codes: ir.Value, scales: ir.Value, zeros: ir.Value | None = None) -> ir.Value:
+        """(codes - zeros) · scales, a row each: OpenVINO recognises this and computes from the codes."""
+        x = self.op("Cast", f"{name}.wide", codes, to=int(_FLOAT))
+        x = x if zeros is None else self.op("Sub", f"{name}.centred", x, zeros)
+        return self.op("Reshape", name, self.op("Mul", f"{name}.groups", x, scales), self.row_shape)
+
+    def embedding(self, ids: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return the table, for a tied head, and the rows of `ids`."""
+        packed = self.model.packed.get("embed")
+        if packed is None or self.dtype != _FLOAT:
+            table = self.weight("embed.weight", "embed")
+            return table, self.op("Gather", "embed", table, ids)
+        parts = self.codes("embed.weight", packed)
+        rows = [self.op("Gather", f"embed.{i}", part, ids) for i, part in enumerate(parts)]
+        return self.widened("embed.weight", *parts), self.widened("embed", *rows)
+
     def linear(self, name: str, x: ir.Value) -> ir.Value:
-        return self.op("Gemm", name, x, self.weight(f"{name}.weight", name), transB=1)
+        return self.op("Gemm", name, x, self.matrix(f"{name}.weight", name), transB=1)
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
         """RMS norm over the last axis (Zhang and Sennrich 2019), in float32: squares of 300 overflow float16.
@@ -136,7 +168,7 @@ class _Builder:
         """Norm, projections and PagedAttention; `rest` are the operator's inputs from the caches on."""
         config, prefix = self.config, f"layers.{layer}."
         q_size = config.num_heads * config.head_size
-        inputs = [self.norm(f"{prefix}attn_norm", x), self.weight(f"{prefix}qkv.weight", *(prefix + n for n in "qkv"))]
+        inputs = [self.norm(f"{prefix}attn_norm", x), self.matrix(f"{prefix}qkv.weight", *(prefix + n for n in "qkv"))]
         if config.attention_bias:
             inputs.append(self.weight(f"{prefix}qkv.bias", *(f"{prefix}{n}_bias" for n in "qkv")))
         qkv = self.op("Gemm", f"{prefix}qkv", *inputs, transB=1)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from contbatch.checks import is_int, is_real, require
 from contbatch.errors import ModelFileError
+from contbatch.packed_weight import PackedWeight
 
 _SIZES = (
     "vocab_size",
@@ -131,6 +132,8 @@ class Model:
     config: ModelConfig
     weights: Mapping[str, np.ndarray]
     source: str
+    packed: Mapping[str, PackedWeight] = field(default_factory=dict)
+    """Those of the linear weights and embeddings that the file holds in few bits, as codes."""
 
     def __post_init__(self) -> None:
         shapes = weight_shapes(self.config)

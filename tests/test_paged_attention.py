@@ -165,6 +165,27 @@ def test_two_threads_at_once():
     assert all(len(results[i]) == 20 and all(same_bits(r, expected[i]) for r in results[i]) for i in range(2))
 
 
+def test_after_an_interrupt_no_helper_writes(monkeypatch):
+    """It comes before the helper's work may begin: they must neither do it nor wait for ever."""
+    problem = Problem([(300, 1)] * 9, heads=9, kv_heads=3)
+    expected = problem.cpu()
+    outputs = []
+
+    def interrupted(_progress, _qkv, key_cache, *_):
+        outputs.append(key_cache)
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "write_pages", interrupted)
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                problem.cpu(num_threads=2)
+    assert all(same_bits([cache], [problem.key_cache]) for cache in outputs)
+    assert same_bits(problem.cpu(num_threads=2), expected)
+    assert threading.active_count() <= before + 1
+
+
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan():
     bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32)
     special = np.array(

@@ -30,13 +30,14 @@ def _shuffle(builder, a, b, mask):
 
 
 @intrinsic
-def claim(_context, counter):
-    """Add 1 to counter[0] (int64 array) atomically and return its former value."""
+def atomic_add(_context, array, _i, _n):
+    """Add _n to array[_i] (int64), return its former value; who sees the new one sees all that was written before."""
 
     def codegen(context, builder, signature, args):
-        return builder.atomic_rmw("add", _data(context, builder, signature.args[0], args[0]), INT64(1), "monotonic")
+        address = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        return builder.atomic_rmw("add", address, args[2], "seq_cst")
 
-    return types.int64(counter), codegen
+    return types.int64(array, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -56,42 +57,60 @@ def prefetch(_context, matrix, row, column):
     return types.void(matrix, row, column), codegen
 
 
-@intrinsic
-def add_product(_context, out, i, x, j, n, matrix, k):
-    """out[i : i + TILE] += x[j : j + n] @ matrix[k : k + n], for flat float32 `out`, `x` and (…, TILE) `matrix`.
+def _add_products(num_rows):
+    """Make `add_product` for so many rows: each has sums of its own, so one need not wait for another's."""
 
-    The sum runs in the order of n for every column, whatever the machine's vector width.
-    """
+    @intrinsic
+    def add_products(_context, out, i, out_step, x, j, x_step, n, matrix, k):
+        def codegen(context, builder, signature, args):
+            out_data, x_data, matrix_data = (_data(context, builder, signature.args[a], args[a]) for a in (0, 3, 7))
+            out_i, out_step, j, x_step, n, k = (args[a] for a in (1, 2, 4, 5, 6, 8))
 
-    def codegen(context, builder, signature, args):
-        out_data, x_data, matrix_data = (_data(context, builder, signature.args[a], args[a]) for a in (0, 2, 5))
-        target = builder.bitcast(builder.gep(out_data, [args[1]]), VECTOR.as_pointer())
-        x_data = builder.gep(x_data, [args[3]])
-        rows = builder.gep(builder.bitcast(matrix_data, VECTOR.as_pointer()), [args[6]])
-        before, start = builder.block, builder.load(target, align=4)
-        body, after = builder.append_basic_block("product"), builder.append_basic_block("product.end")
-        builder.cbranch(builder.icmp_signed(">", args[4], INT64(0)), body, after)
+            def address(data, first, step, row):
+                return builder.gep(data, [builder.add(first, builder.mul(step, INT64(row)))])
 
-        builder.position_at_end(body)
-        step, total = builder.phi(INT64), builder.phi(VECTOR)
-        undefined = ir.Constant(VECTOR, ir.Undefined)
-        factor = builder.insert_element(undefined, builder.load(builder.gep(x_data, [step])), INT32(0))
-        factor = _shuffle(builder, factor, undefined, [0] * TILE)
-        product = builder.fmul(factor, builder.load(builder.gep(rows, [step]), align=4), flags=["contract"])
-        new_total, new_step = builder.fadd(product, total, flags=["contract"]), builder.add(step, INT64(1))
-        for phi, first, following in ((step, INT64(0), new_step), (total, start, new_total)):
-            phi.add_incoming(first, before)
-            phi.add_incoming(following, body)
-        builder.cbranch(builder.icmp_signed("<", new_step, args[4]), body, after)
+            every = range(num_rows)
+            targets = [builder.bitcast(address(out_data, out_i, out_step, r), VECTOR.as_pointer()) for r in every]
+            factors = [address(x_data, j, x_step, r) for r in every]
+            rows = builder.gep(builder.bitcast(matrix_data, VECTOR.as_pointer()), [k])
+            before, starts = builder.block, [builder.load(target, align=4) for target in targets]
+            body, after = builder.append_basic_block("product"), builder.append_basic_block("product.end")
+            builder.cbranch(builder.icmp_signed(">", n, INT64(0)), body, after)
 
-        builder.position_at_end(after)
-        result = builder.phi(VECTOR)
-        result.add_incoming(start, before)
-        result.add_incoming(new_total, body)
-        builder.store(result, target, align=4)
-        return context.get_dummy_value()
+            builder.position_at_end(body)
+            step, totals = builder.phi(INT64), [builder.phi(VECTOR) for _ in every]
+            undefined, row = ir.Constant(VECTOR, ir.Undefined), builder.load(builder.gep(rows, [step]), align=4)
+            sums = []
+            for r in every:
+                one = builder.insert_element(undefined, builder.load(builder.gep(factors[r], [step])), INT32(0))
+                product = builder.fmul(_shuffle(builder, one, undefined, [0] * TILE), row, flags=["contract"])
+                sums.append(builder.fadd(product, totals[r], flags=["contract"]))
+            new_step = builder.add(step, INT64(1))
+            for phi, first, following in zip((step, *totals), (INT64(0), *starts), (new_step, *sums), strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(following, body)
+            builder.cbranch(builder.icmp_signed("<", new_step, n), body, after)
 
-    return types.void(out, i, x, j, n, matrix, k), codegen
+            builder.position_at_end(after)
+            results = [builder.phi(VECTOR) for _ in every]
+            for r, result in enumerate(results):
+                result.add_incoming(starts[r], before)
+                result.add_incoming(sums[r], body)
+            for result, target in zip(results, targets, strict=True):
+                builder.store(result, target, align=4)
+            return context.get_dummy_value()
+
+        return types.void(out, i, out_step, x, j, x_step, n, matrix, k), codegen
+
+    return add_products
+
+
+add_product, add_product_2, add_product_3 = map(_add_products, (1, 2, 3))
+"""add_product(out, i, out_step, x, j, x_step, n, matrix, k) for 1, 2 or 3 rows r of flat float32 `out` and `x`:
+
+out[i + r·out_step :][:TILE] += x[j + r·x_step :][:n] @ matrix[k : k + n], where `matrix` is float32 (…, TILE). Each sum
+runs in the order of n for every column, whatever the machine's vector width and the number of rows.
+"""
 
 
 def _reduction(name, start, flags):

@@ -15,7 +15,9 @@ from contbatch.plugins.paged_attention.bfloat16 import load, store
 from contbatch.plugins.paged_attention.intrinsics import (
     TILE,
     add_product,
-    claim,
+    add_product_2,
+    add_product_3,
+    atomic_add,
     prefetch,
     row_max,
     row_sum,
@@ -24,6 +26,11 @@ from contbatch.plugins.paged_attention.intrinsics import (
 
 # Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
 EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
+CLAIMED, FINISHED, WRITTEN = range(3)
+"""What threads tell each other through an int64 array: tasks claimed and finished, and whether pages are written."""
+MANY_TASKS = 12
+"""So many tasks left keep all threads busy even if each holds one more than it works on."""
+ROWS_AT_ONCE = 3
 LOG2_E = np.float32(1.4426950408889634)
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
@@ -66,7 +73,7 @@ def _rotate(x, token, column, cos, sin, interleaved, factor, out, row, head_size
 
 
 @njit(nogil=True, cache=True, **EXACT)
-def write_pages(qkv, key_cache, value_cache, slots, cos, sin, num_heads, interleaved):
+def write_pages(progress, qkv, key_cache, value_cache, slots, cos, sin, num_heads, interleaved):
     """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool."""
     page_size, kv_num_heads, head_size = key_cache.shape[1:]
     like = key_cache[0, 0, 0, 0]
@@ -80,6 +87,7 @@ def write_pages(qkv, key_cache, value_cache, slots, cos, sin, num_heads, interle
             for d in range(head_size):
                 key_cache[page, slot, h, d] = store(key[0, d], like)
                 value_cache[page, slot, h, d] = store(qkv[t, column + d], like)
+    atomic_add(progress, WRITTEN, 1)
 
 
 @njit(**EXACT)
@@ -98,10 +106,19 @@ def _locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
 
 
 @njit(**EXACT)
-def _gather_keys(keys, cache, rows):
-    """keys[d, j] = cache[rows[j], d]."""
+def _locate_first(rows, task, block_table, window, page_size, kv_num_heads):
+    """Do as `_locate` for the first tile of a task; return how many rows it needs."""
+    first, end = max(0, task[4] - window + 1), task[4] + task[3]
+    start = first - first % TILE
+    _locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
+    return min(TILE, end - start)
+
+
+@njit(**EXACT)
+def _gather_keys(keys, cache, rows, count):
+    """keys[d, j] = cache[rows[j], d] for j < count, and some more."""
     head_size, step = cache.shape[1], 16 // cache.itemsize
-    for j in range(0, TILE, 8):
+    for j in range(0, count, 8):
         r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
         r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
         for d in range(0, head_size - step + 1, step):
@@ -112,11 +129,11 @@ def _gather_keys(keys, cache, rows):
 
 
 @njit(**EXACT)
-def _gather_values(values, cache, rows):
-    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE]."""
+def _gather_values(values, cache, rows, count):
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE] for j < count."""
     head_size = cache.shape[1]
     whole = head_size // TILE
-    for j in range(TILE):
+    for j in range(count):
         row = rows[j]
         for c in range(whole):
             for d in range(TILE):
@@ -126,10 +143,11 @@ def _gather_values(values, cache, rows):
 
 
 @njit(**EXACT)
-def _announce(key_rows, value_rows, rows):
+def _announce(key_rows, value_rows, rows, count):
     """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
     line = 64 // key_rows.itemsize
-    for row in rows:
+    for j in range(count):
+        row = rows[j]
         for d in range(0, key_rows.shape[1], line):
             prefetch(key_rows, row, d)
             prefetch(value_rows, row, d)
@@ -159,43 +177,76 @@ def _weigh(score, first, stop, softcap, top, total, output, row):
 
 
 @njit(**EXACT)
+def _divide(mix, row, divisor, output, token, column, head_size):
+    """output[token, column : column + head_size] = mix[row] / divisor."""
+    for d in range(head_size):
+        output[token, column + d] = mix[row, d] / divisor
+
+
+@njit(**EXACT)
+def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
+    """Do as `add_product` for `count` rows, at most 3."""
+    if count == 3:
+        add_product_3(out, i, out_step, x, j, x_step, n, matrix, k)
+    elif count == 2:
+        add_product_2(out, i, out_step, x, j, x_step, n, matrix, k)
+    else:
+        add_product(out, i, out_step, x, j, x_step, n, matrix, k)
+
+
+@njit(**EXACT)
 def _attend_tile(num_rows, group, position, window, base, softcap, scratch):
     """Let the task's query rows take in the tile of keys at `base`."""
     query, keys, values, score, total, top, mix, _rows = scratch
     head_size, chunks = keys.shape[0], values.shape[0]
+    width = chunks * TILE
+    flat_score = score.reshape(-1)
     flat_query, flat_mix, flat_values = query.reshape(-1), mix.reshape(-1), values.reshape(-1, TILE)
-    for row in range(num_rows):
+    row = 0
+    while row < num_rows:
+        count = min(ROWS_AT_ONCE, group - row % group)  # rows of one token: they see the same keys
         last = position + row // group - base
         first, stop = max(0, last - window + 1), min(TILE, last + 1)
         if first < TILE and stop > 0:
-            score[:] = ZERO
-            add_product(score, 0, flat_query, row * head_size, head_size, keys, 0)
-            _weigh(score, first, stop, softcap, top, total, mix, row)
+            score[:count] = ZERO
+            _add_product(count, flat_score, 0, TILE, flat_query, row * head_size, head_size, head_size, keys, 0)
+            for i in range(count):
+                _weigh(score[i], first, stop, softcap, top, total, mix, row + i)
             for c in range(chunks):
-                add_product(flat_mix, (row * chunks + c) * TILE, score, 0, stop, flat_values, c * TILE)
+                _add_product(
+                    count, flat_mix, row * width + c * TILE, width, flat_score, 0, TILE, stop, flat_values, c * TILE
+                )
+        row += count
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def attend(
-    counter, tasks, qkv, key_cache, value_cache, block_table, cos, sin, output, num_heads, scale, softcap, window,
+    progress, tasks, qkv, key_cache, value_cache, block_table, cos, sin, output, num_heads, scale, softcap, window,
     interleaved,
 ):  # fmt: skip
-    """Work through the tasks not yet claimed: (sequence, kv head, first token, tokens, position of the first token)."""
+    """Work through the tasks not yet claimed: (sequence, kv head, first token, tokens, position of the first token).
+
+    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`.
+    """
     page_size, kv_num_heads, head_size = key_cache.shape[1:]
     group, chunks = num_heads // kv_num_heads, (head_size + TILE - 1) // TILE
     most_rows = group * tasks[:, 3].max()
     query, mix = np.empty((most_rows, head_size), np.float32), np.empty((most_rows, chunks * TILE), np.float32)
     total, top = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
-    keys, values = np.empty((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
-    score, rows = np.empty(TILE, np.float32), np.empty(TILE, np.int64)
+    keys, values = np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
+    score, rows = np.empty((ROWS_AT_ONCE, TILE), np.float32), np.empty(TILE, np.int64)
     scratch = query, keys, values, score, total, top, mix, rows
     key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
     factor = scale / softcap if softcap > ZERO else scale * LOG2_E
 
-    while True:
-        task = claim(counter)
-        if task >= len(tasks):
-            break
+    while not atomic_add(progress, WRITTEN, 0):
+        pass
+    task = atomic_add(progress, CLAIMED, 1)
+    if task < len(tasks):
+        _locate_first(rows, tasks[task], block_table, window, page_size, kv_num_heads)
+    while task < len(tasks):
+        # Claimed ahead for its first tile to be fetched in time, unless another thread would go without.
+        following = atomic_add(progress, CLAIMED, 1) if task + MANY_TASKS < len(tasks) else len(tasks)
         pages, kv_head, token = block_table[tasks[task, 0]], tasks[task, 1], tasks[task, 2]
         num_rows, position = group * tasks[task, 3], tasks[task, 4]
         column = kv_head * group * head_size
@@ -206,17 +257,40 @@ def attend(
             )  # fmt: skip
         total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
         first, end = max(0, position - window + 1), position + tasks[task, 3]
-        start = first - first % TILE
-        _locate(rows, start, first, min(start + TILE, end), pages, page_size, kv_num_heads, kv_head)
-        for base in range(start, end, TILE):
-            _gather_keys(keys, key_rows, rows)
-            _gather_values(values, value_rows, rows)
+        for base in range(first - first % TILE, end, TILE):
+            count = min(TILE, end - base)
+            _gather_keys(keys, key_rows, rows, count)
+            _gather_values(values, value_rows, rows, count)
             if base + TILE < end:
                 _locate(
                     rows, base + TILE, base + TILE, min(base + 2 * TILE, end), pages, page_size, kv_num_heads, kv_head
                 )
-                _announce(key_rows, value_rows, rows)
+                _announce(key_rows, value_rows, rows, min(TILE, end - base - TILE))
+            elif following < len(tasks):
+                tokens = _locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
+                _announce(key_rows, value_rows, rows, tokens)
             _attend_tile(num_rows, group, position, window, base, softcap, scratch)
         for row in range(num_rows):
-            for d in range(head_size):
-                output[token + row // group, column + row % group * head_size + d] = mix[row, d] / total[row]
+            _divide(mix, row, total[row], output, token + row // group, column + row % group * head_size, head_size)
+        atomic_add(progress, FINISHED, 1)
+        if following == len(tasks):
+            following = atomic_add(progress, CLAIMED, 1)
+            if following < len(tasks):
+                _locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
+        task = following
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def close(progress, num_tasks):
+    """Let nobody claim a task any more; return how many have been claimed."""
+    claimed = atomic_add(progress, CLAIMED, num_tasks)
+    atomic_add(progress, WRITTEN, 1)  # those who wait for it shall see that there is nothing to do
+    return min(claimed, num_tasks)
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def all_finished(progress, num_tasks, num_looks):
+    """Whether all tasks are finished, looking so many times before saying no."""
+    while num_looks and atomic_add(progress, FINISHED, 0) < num_tasks:
+        num_looks -= 1
+    return num_looks > 0
