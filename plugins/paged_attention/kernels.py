@@ -6,26 +6,28 @@ of a token depends on nothing but its own sequence, bit for bit.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.bfloat16 import load, store
+from contbatch.plugins.paged_attention.bfloat16 import store
+from contbatch.plugins.paged_attention.gather import (
+    EXACT,
+    announce,
+    gather_keys,
+    gather_values,
+    locate,
+    locate_first,
+)
 from contbatch.plugins.paged_attention.intrinsics import (
     TILE,
     add_product,
     add_product_2,
     add_product_3,
     atomic_add,
-    prefetch,
     row_max,
     row_sum,
-    transpose_8,
 )
 
-# Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
-EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
 CLAIMED, FINISHED, WRITTEN = range(3)
 """What threads tell each other through an int64 array: tasks claimed and finished, and whether pages are written."""
 MANY_TASKS = 12
@@ -88,69 +90,6 @@ def write_pages(progress, qkv, key_cache, value_cache, slots, cos, sin, num_head
                 key_cache[page, slot, h, d] = store(key[0, d], like)
                 value_cache[page, slot, h, d] = store(qkv[t, column + d], like)
     atomic_add(progress, WRITTEN, 1)
-
-
-@njit(**EXACT)
-def _locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
-    """rows[j] = row, in the pool seen as (slots · heads) rows, of position base + j clipped to first..end-1."""
-    position = first
-    while position < end:
-        page = position // page_size
-        stop = min(end, (page + 1) * page_size)
-        offset = (pages[page] - page) * page_size
-        for p in range(position, stop):
-            rows[p - base] = (offset + p) * kv_num_heads + kv_head
-        position = stop
-    rows[: first - base] = rows[first - base]
-    rows[end - base :] = rows[end - base - 1]
-
-
-@njit(**EXACT)
-def _locate_first(rows, task, block_table, window, page_size, kv_num_heads):
-    """Do as `_locate` for the first tile of a task; return how many rows it needs."""
-    first, end = max(0, task[4] - window + 1), task[4] + task[3]
-    start = first - first % TILE
-    _locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
-    return min(TILE, end - start)
-
-
-@njit(**EXACT)
-def _gather_keys(keys, cache, rows, count):
-    """keys[d, j] = cache[rows[j], d] for j < count, and some more."""
-    head_size, step = cache.shape[1], 16 // cache.itemsize
-    for j in range(0, count, 8):
-        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
-        for d in range(0, head_size - step + 1, step):
-            transpose_8(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
-        for d in range(head_size - head_size % step, head_size):
-            for i in range(j, j + 8):
-                keys[d, i] = load(cache[rows[i], d])
-
-
-@njit(**EXACT)
-def _gather_values(values, cache, rows, count):
-    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE] for j < count."""
-    head_size = cache.shape[1]
-    whole = head_size // TILE
-    for j in range(count):
-        row = rows[j]
-        for c in range(whole):
-            for d in range(TILE):
-                values[c, j, d] = load(cache[row, c * TILE + d])
-        for d in range(head_size - whole * TILE):
-            values[whole, j, d] = load(cache[row, whole * TILE + d])
-
-
-@njit(**EXACT)
-def _announce(key_rows, value_rows, rows, count):
-    """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
-    line = 64 // key_rows.itemsize
-    for j in range(count):
-        row = rows[j]
-        for d in range(0, key_rows.shape[1], line):
-            prefetch(key_rows, row, d)
-            prefetch(value_rows, row, d)
 
 
 @njit(**EXACT)
@@ -243,7 +182,7 @@ def attend(
         pass
     task = atomic_add(progress, CLAIMED, 1)
     if task < len(tasks):
-        _locate_first(rows, tasks[task], block_table, window, page_size, kv_num_heads)
+        locate_first(rows, tasks[task], block_table, window, page_size, kv_num_heads)
     while task < len(tasks):
         # Claimed ahead for its first tile to be fetched in time, unless another thread would go without.
         following = atomic_add(progress, CLAIMED, 1) if task + MANY_TASKS < len(tasks) else len(tasks)
@@ -259,16 +198,16 @@ def attend(
         first, end = max(0, position - window + 1), position + tasks[task, 3]
         for base in range(first - first % TILE, end, TILE):
             count = min(TILE, end - base)
-            _gather_keys(keys, key_rows, rows, count)
-            _gather_values(values, value_rows, rows, count)
+            gather_keys(keys, key_rows, rows, count)
+            gather_values(values, value_rows, rows, count)
             if base + TILE < end:
-                _locate(
+                locate(
                     rows, base + TILE, base + TILE, min(base + 2 * TILE, end), pages, page_size, kv_num_heads, kv_head
                 )
-                _announce(key_rows, value_rows, rows, min(TILE, end - base - TILE))
+                announce(key_rows, value_rows, rows, min(TILE, end - base - TILE))
             elif following < len(tasks):
-                tokens = _locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
-                _announce(key_rows, value_rows, rows, tokens)
+                tokens = locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
+                announce(key_rows, value_rows, rows, tokens)
             _attend_tile(num_rows, group, position, window, base, softcap, scratch)
         for row in range(num_rows):
             _divide(mix, row, total[row], output, token + row // group, column + row % group * head_size, head_size)
@@ -276,7 +215,7 @@ def attend(
         if following == len(tasks):
             following = atomic_add(progress, CLAIMED, 1)
             if following < len(tasks):
-                _locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
+                locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
         task = following
 
 

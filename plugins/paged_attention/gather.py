@@ -1,0 +1,75 @@
+"""Brings tiles of `TILE` keys and values from their pages. After a change here touch kernels.py, see intrinsics."""
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+
+from typing import Any
+
+from numba import njit
+
+from contbatch.plugins.paged_attention.bfloat16 import load
+from contbatch.plugins.paged_attention.intrinsics import TILE, prefetch, transpose_8
+
+# Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
+EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
+
+
+@njit(**EXACT)
+def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
+    """rows[j] = row, in the pool seen as (slots · heads) rows, of position base + j clipped to first..end-1."""
+    position = first
+    while position < end:
+        page = position // page_size
+        stop = min(end, (page + 1) * page_size)
+        offset = (pages[page] - page) * page_size
+        for p in range(position, stop):
+            rows[p - base] = (offset + p) * kv_num_heads + kv_head
+        position = stop
+    rows[: first - base] = rows[first - base]
+    rows[end - base :] = rows[end - base - 1]
+
+
+@njit(**EXACT)
+def locate_first(rows, task, block_table, window, page_size, kv_num_heads):
+    """Do as `locate` for the first tile of a task; return how many rows it needs."""
+    first, end = max(0, task[4] - window + 1), task[4] + task[3]
+    start = first - first % TILE
+    locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
+    return min(TILE, end - start)
+
+
+@njit(**EXACT)
+def gather_keys(keys, cache, rows, count):
+    """keys[d, j] = cache[rows[j], d] for j < count, and some more."""
+    head_size, step = cache.shape[1], 16 // cache.itemsize
+    for j in range(0, count, 8):
+        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
+        r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
+        for d in range(0, head_size - step + 1, step):
+            transpose_8(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
+        for d in range(head_size - head_size % step, head_size):
+            for i in range(j, j + 8):
+                keys[d, i] = load(cache[rows[i], d])
+
+
+@njit(**EXACT)
+def gather_values(values, cache, rows, count):
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE] for j < count."""
+    head_size = cache.shape[1]
+    whole = head_size // TILE
+    for j in range(count):
+        row = rows[j]
+        for c in range(whole):
+            for d in range(TILE):
+                values[c, j, d] = load(cache[row, c * TILE + d])
+        for d in range(head_size - whole * TILE):
+            values[whole, j, d] = load(cache[row, whole * TILE + d])
+
+
+@njit(**EXACT)
+def announce(key_rows, value_rows, rows, count):
+    """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
+    line = 64 // key_rows.itemsize
+    for j in range(count):
+        row = rows[j]
+        for d in range(0, key_rows.shape[1], line):
+            prefetch(key_rows, row, d)
+            prefetch(value_rows, row, d)
