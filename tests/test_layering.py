@@ -91,10 +91,9 @@ def test_names_of_the_heart_load_nothing_heavy_either():
 
 def test_the_simulating_engine_needs_no_model_runtime():
     code = "import contbatch as cb; cb.Engine, cb.Result, cb.simulate, cb.Measured; cb.traces"
-    assert (
-        loaded_by(f"{code}; cb.simulate(cb.Poisson(rate=4, num_requests=2))") & (HEAVY - {"numpy", "pandas", "tqdm"})
-        == set()
-    )
+    loaded = loaded_by(f"{code}; cb.simulate(cb.Poisson(rate=4, num_requests=2))")
+    # pandas loads pyarrow, if it is there, for itself.
+    assert loaded & (HEAVY - {"numpy", "pandas", "pyarrow", "tqdm"}) == set()
 
 
 def test_every_public_name_exists():
