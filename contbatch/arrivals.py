@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, require, require_positive, require_seconds
 from contbatch.errors import WorkloadError
 from contbatch.portable import Floats, exp, exponentials, gammas, log
 
@@ -21,11 +21,6 @@ class Arrivals(ABC):
         """Draw the first n arrivals, in order, in seconds; the first k of them are the same for every n ≥ k."""
 
 
-def _require_positive(**values: object) -> None:
-    for name, value in values.items():
-        _require(is_real(value) and float(value) > 0, name, value, "a finite number > 0")  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, slots=True)
 class PoissonArrivals(Arrivals):
     """Independent arrivals, `rate` a second: exponential gaps."""
@@ -33,7 +28,7 @@ class PoissonArrivals(Arrivals):
     rate: float
 
     def __post_init__(self) -> None:
-        _require_positive(rate=self.rate)
+        require_positive(WorkloadError, rate=self.rate)
 
     def times(self, n: int, *key: int | str) -> Floats:
         """Draw n arrivals."""
@@ -48,7 +43,7 @@ class GammaArrivals(Arrivals):
     cv: float
 
     def __post_init__(self) -> None:
-        _require_positive(rate=self.rate, cv=self.cv)
+        require_positive(WorkloadError, rate=self.rate, cv=self.cv)
         _require(0.05 <= self.cv <= 20, "cv", self.cv, "in [0.05, 20]")
 
     def times(self, n: int, *key: int | str) -> Floats:
@@ -68,7 +63,7 @@ class WeibullArrivals(Arrivals):
     shape: float
 
     def __post_init__(self) -> None:
-        _require_positive(scale_s=self.scale_s, shape=self.shape)
+        require_positive(WorkloadError, scale_s=self.scale_s, shape=self.shape)
         _require(self.shape >= 0.1, "shape", self.shape, "at least 0.1")
 
     def times(self, n: int, *key: int | str) -> Floats:
@@ -85,7 +80,7 @@ class BurstArrivals(Arrivals):
 
     def __post_init__(self) -> None:
         _require(is_int(self.size, 1), "size", self.size, "an integer ≥ 1")
-        _require_positive(every_s=self.every_s)
+        require_positive(WorkloadError, every_s=self.every_s)
 
     def times(self, n: int, *key: int | str) -> Floats:  # noqa: ARG002
         """Make n arrivals."""
@@ -99,7 +94,7 @@ class AllAtOnce(Arrivals):
     at_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(is_real(self.at_s) and self.at_s >= 0, "at_s", self.at_s, "finite seconds ≥ 0")
+        require_seconds(WorkloadError, at_s=self.at_s)
 
     def times(self, n: int, *key: int | str) -> Floats:  # noqa: ARG002
         """Make n arrivals."""
@@ -120,7 +115,7 @@ class DiurnalArrivals(Arrivals):
         object.__setattr__(self, "rates", tuple(self.rates))
         rates_ok = all(is_real(rate) and rate >= 0 for rate in self.rates) and any(self.rates)
         _require(rates_ok, "rates", self.rates, "finite numbers ≥ 0, one of them > 0")
-        _require_positive(slot_s=self.slot_s)
+        require_positive(WorkloadError, slot_s=self.slot_s)
 
     def times(self, n: int, *key: int | str) -> Floats:
         """Draw n arrivals: those of a Poisson process of rate 1, when as many are due."""

@@ -1,14 +1,11 @@
 """Cost models: seconds for a step of the scheduler."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
-from contbatch.checks import is_real, require
+from contbatch.checks import require_seconds
 from contbatch.errors import CostModelError
 from contbatch.step_shape import StepShape
-
-_require = partial(require, error=CostModelError)
 
 
 class CostModel(Protocol):
@@ -56,8 +53,7 @@ class Linear:
     def __post_init__(self) -> None:
         names = ("step_s", "token_s", "seq_s", "logits_s", "decode_context_s", "prefill_pair_s", "swapped_token_s")
         for name in names:
-            value = getattr(self, name)
-            _require(is_real(value) and value >= 0, name, value, "finite seconds ≥ 0")
+            require_seconds(CostModelError, **{name: getattr(self, name)})
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds that a step of this shape takes."""

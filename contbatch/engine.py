@@ -190,6 +190,7 @@ class Engine:
                         bar.update(len(left))
                         for request in left:
                             self._submit(on_finish(request, self.now), on_finish, names)
+                        bar.total = len(names)
         except BaseException:
             for name in names:
                 self.abort(name)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, require, require_positive
 from contbatch.errors import CostModelError
 
 _require = partial(require, error=CostModelError)
@@ -45,10 +45,9 @@ class Hardware:
     def __post_init__(self) -> None:
         for dtype, flops in self.peak_flops.items():
             _require(dtype in DTYPE_BYTES, "a type of peak_flops", dtype, f"one of {', '.join(DTYPE_BYTES)}")
-            _require(is_real(flops) and flops > 0, f"peak_flops of {dtype}", flops, "a finite number > 0")
+            require_positive(CostModelError, **{f"peak_flops of {dtype}": flops})
         for name in ("memory_bytes_per_s", "peer_bytes_per_s", "host_bytes_per_s"):
-            value = getattr(self, name)
-            _require(is_real(value) and value > 0, name, value, "a finite number > 0")
+            require_positive(CostModelError, **{name: getattr(self, name)})
         _require(is_int(self.memory_bytes, 1), "memory_bytes", self.memory_bytes, "an integer ≥ 1")
 
 

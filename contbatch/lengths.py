@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, require, require_positive
 from contbatch.errors import WorkloadError
 from contbatch.portable import exp, exponentials, log, normals, uniforms
 
@@ -27,10 +27,6 @@ class Lengths(ABC):
 
 def _require_length(name: str, value: object, low: int = 1) -> None:
     _require(is_int(value, low, MAX_LENGTH), name, value, f"an integer in [{low}, {MAX_LENGTH}]")
-
-
-def _require_positive(name: str, value: object) -> None:
-    _require(is_real(value) and float(value) > 0, name, value, "a finite number > 0")  # type: ignore[arg-type]
 
 
 def _integers(values: NDArray[np.float64]) -> Tokens:
@@ -84,8 +80,7 @@ class LogNormal(Lengths):
     low: int = 1
 
     def __post_init__(self) -> None:
-        _require_positive("median", self.median)
-        _require_positive("sigma", self.sigma)
+        require_positive(WorkloadError, median=self.median, sigma=self.sigma)
         _require_length("low", self.low)
         _require_length("high", self.high, self.low)
 
@@ -145,7 +140,7 @@ class CappedExponential(Lengths):
     high: int
 
     def __post_init__(self) -> None:
-        _require_positive("mean", self.mean)
+        require_positive(WorkloadError, mean=self.mean)
         _require_length("high", self.high)
 
     def draw(self, n: int, *key: int | str) -> Tokens:

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, require, require_seconds
 from contbatch.errors import CostModelError
 from contbatch.hardware import DTYPE_BYTES, Hardware, hardware
+from contbatch.model import ModelConfig
 from contbatch.model_shape import ModelShape, model_shape
 from contbatch.step_shape import StepShape
 
@@ -46,7 +47,7 @@ class Roofline:
     """
 
     gpu: str | Hardware
-    model: str | ModelShape
+    model: str | ModelShape | ModelConfig
     dtype: str = "f16"
     tensor_parallel: int = 1
     compute_efficiency: float = 0.6
@@ -67,9 +68,8 @@ class Roofline:
         for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
             value = getattr(self, name)
             _require(is_real(value) and 0 < value <= 1, name, value, "in (0, 1]")
-        for name in ("step_overhead_s", "all_reduce_latency_s"):
-            value = getattr(self, name)
-            _require(is_real(value) and value >= 0, name, value, "finite seconds ≥ 0")
+        overheads = {"step_overhead_s": self.step_overhead_s, "all_reduce_latency_s": self.all_reduce_latency_s}
+        require_seconds(CostModelError, **overheads)
         object.__setattr__(self, "_terms", self._seconds_per_unit(gpu, shape))
 
     def _seconds_per_unit(self, gpu: Hardware, shape: ModelShape) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from contbatch.arrivals import Arrivals
-from contbatch.checks import is_real, require
+from contbatch.checks import require, require_seconds
 from contbatch.errors import WorkloadError
 from contbatch.lengths import Lengths, Uniform, as_lengths
 from contbatch.portable import exponentials
@@ -23,11 +23,6 @@ _CALL, _RESULT = Uniform(16, 64), Uniform(64, 512)
 def _set_lengths(workload: Workload, *names: str) -> None:
     for name in names:
         object.__setattr__(workload, name, as_lengths(getattr(workload, name), name))
-
-
-def _require_seconds(**values: object) -> None:
-    for name, value in values.items():
-        _require(is_real(value) and float(value) >= 0, name, value, "finite seconds ≥ 0")  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +59,7 @@ class ClosedLoop(Workload):
         require_seeded(self.seed, num_clients=self.num_clients, num_requests=self.num_requests)
         enough = self.num_requests >= self.num_clients
         _require(enough, "num_requests", self.num_requests, f"at least num_clients = {self.num_clients}")
-        _require_seconds(think_s=self.think_s)
+        require_seconds(WorkloadError, think_s=self.think_s)
         _set_lengths(self, "prompt", "output")
 
     def turns(self) -> list[Turn]:
@@ -118,7 +113,7 @@ class Conversations(Workload):
     def __post_init__(self) -> None:
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_conversations=self.num_conversations)
-        _require_seconds(think_s=self.think_s)
+        require_seconds(WorkloadError, think_s=self.think_s)
         _set_lengths(self, "turns_each", "prompt", "output")
 
     def turns(self) -> list[Turn]:
@@ -168,7 +163,7 @@ class AgentLoops(Workload):
     def __post_init__(self) -> None:
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_tasks=self.num_tasks)
-        _require_seconds(tool_s=self.tool_s)
+        require_seconds(WorkloadError, tool_s=self.tool_s)
         _set_lengths(self, "tool_calls", "task", "call", "result", "answer")
 
     def turns(self) -> list[Turn]:

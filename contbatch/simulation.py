@@ -10,6 +10,7 @@ from contbatch.engine import Engine
 from contbatch.errors import CostModelError
 from contbatch.hardware import Hardware
 from contbatch.metrics import Result
+from contbatch.model import ModelConfig
 from contbatch.model_shape import ModelShape, model_shape
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.roofline import Roofline
@@ -43,7 +44,7 @@ class Simulated:
     """
 
     gpu: str | Hardware = "A100-40GB"
-    model: str | ModelShape = "opt-13b"
+    model: str | ModelShape | ModelConfig = "opt-13b"
     dtype: str = "f16"
     tensor_parallel: int = 1
     memory_utilization: float = 0.9

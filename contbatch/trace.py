@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from contbatch.arrivals import Arrivals
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, require, require_positive
 from contbatch.errors import WorkloadError
 from contbatch.portable import uniforms
 from contbatch.turn import Client, Turn
@@ -66,12 +66,13 @@ class Trace(Workload):
 
     def at_rate(self, rate: float) -> "Trace":
         """Stretch or shrink the times of arrival so that sessions come at `rate` a second on average."""
-        _require(is_real(rate) and rate > 0, "rate", rate, "a finite number > 0")
+        require_positive(WorkloadError, rate=rate)
         sessions = self._sessions(2)
-        first, last = sessions[0][0].delay_s, sessions[-1][0].delay_s
-        _require(last > first, "the time from first to last arrival", last - first, "> 0 to be scaled to a rate")
-        factor = (len(sessions) - 1) / rate / (last - first)
-        return self._arriving((session[0].delay_s - first) * factor for session in sessions)
+        times = [session[0].delay_s for session in sessions]
+        first, lasts = min(times), max(times) - min(times)
+        _require(lasts > 0, "the time from first to last arrival", lasts, "> 0 to be scaled to a rate")
+        factor = (len(sessions) - 1) / rate / lasts
+        return self._arriving((at - first) * factor for at in times)
 
     def with_arrivals(self, arrivals: Arrivals, seed: int = 0) -> "Trace":
         """Keep the lengths, in their order, but let the sessions come when a process says."""

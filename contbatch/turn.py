@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, require, require_seconds
 from contbatch.errors import WorkloadError
 
 _require = partial(require, error=WorkloadError)
@@ -75,8 +75,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         _require(is_int(self.session, 0), "session", self.session, "an integer ≥ 0")
-        delay_ok = is_real(self.delay_s) and self.delay_s >= 0
-        _require(delay_ok, "delay_s", self.delay_s, "finite seconds ≥ 0")
+        require_seconds(WorkloadError, delay_s=self.delay_s)
         object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
         for segment in self.prompt:
             _require(is_int(segment.key), "the key of a segment", segment.key, "an integer")
@@ -114,13 +113,18 @@ class PromptTokens(Sequence[int]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
         if self._tokens is None:
             self._tokens = array("l")
             for part in self.parts:
                 self._tokens.extend(_tokens(part, self.vocab_size) if isinstance(part, Segment) else part)
-        found = self._tokens[index]
-        return list(found) if isinstance(index, slice) else found
+        return self._tokens[index].tolist() if isinstance(index, slice) else self._tokens[index]
 
 
 def _tokens(segment: Segment, vocab_size: int) -> Iterable[int]:

@@ -47,7 +47,7 @@ class Workload(ABC):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; an unknown field raises `WorkloadError`."""
-        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        names = [f.name for f in fields(self) if f.init]  # type: ignore[arg-type]
         unknown = sorted(set(changes) - set(names))
         _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
         return replace(self, **changes)  # type: ignore[type-var]
