@@ -98,7 +98,7 @@ def _check(features: np.ndarray, times: np.ndarray) -> None:
 
 
 def _fit(features: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return the constant and the coefficients, each ≥ 0, that minimise Σ ((predicted - measured) / predicted)²."""
+    """Return constant and coefficients, each ≥ 0, by least squares of errors relative to the last prediction."""
     try:
         from scipy.optimize import nnls
     except ImportError as error:

@@ -7,7 +7,7 @@ is clipped.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from operator import itemgetter
@@ -33,8 +33,7 @@ def load_azure(path: str | os.PathLike[str], *, strict: bool = False) -> Trace:
     CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`; times with up to nine digits of a second, with or without an
     offset (UTC if none).
     """
-    rows = csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
-    return _load(path, rows, lambda r: (_nanoseconds(r), r.count("ContextTokens"), r.count("GeneratedTokens")), strict)
+    return _load(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _timestamp, strict)
 
 
 def load_burstgpt(path: str | os.PathLike[str], *, strict: bool = False) -> Trace:
@@ -43,24 +42,12 @@ def load_burstgpt(path: str | os.PathLike[str], *, strict: bool = False) -> Trac
     CSV with `Timestamp` in seconds, `Request tokens` and `Response tokens`, found by name. A response of no tokens is a
     failed request.
     """
-    rows = csv_rows(path, ("Timestamp", "Request tokens", "Response tokens"))
-    return _load(
-        path,
-        rows,
-        lambda r: (r.nanoseconds("Timestamp"), r.count("Request tokens"), r.count("Response tokens")),
-        strict,
-    )
+    return _load(path, ("Timestamp", "Request tokens", "Response tokens"), Row.nanoseconds, strict)
 
 
 def load_vidur(path: str | os.PathLike[str], *, strict: bool = False) -> Trace:
     """Load a trace of Vidur's (Agrawal et al. 2024): CSV with `arrived_at,num_prefill_tokens,num_decode_tokens`."""
-    rows = csv_rows(path, ("arrived_at", "num_prefill_tokens", "num_decode_tokens"))
-    return _load(
-        path,
-        rows,
-        lambda r: (r.nanoseconds("arrived_at"), r.count("num_prefill_tokens"), r.count("num_decode_tokens")),
-        strict,
-    )
+    return _load(path, ("arrived_at", "num_prefill_tokens", "num_decode_tokens"), Row.nanoseconds, strict)
 
 
 def load_mooncake(path: str | os.PathLike[str], *, strict: bool = False) -> Trace:
@@ -113,11 +100,16 @@ def load_sharegpt(path: str | os.PathLike[str], count_tokens: Callable[[str], in
 
 
 def _load(
-    path: str | os.PathLike[str], rows: Iterator[Row], read: Callable[[Row], tuple[int, int, int]], strict: bool
+    path: str | os.PathLike[str],
+    columns: tuple[str, str, str],
+    time_of: Callable[[Row, str], int],
+    strict: bool,
 ) -> Trace:
+    """Load a CSV file by its columns of times, prompt tokens and output tokens; `time_of` reads nanoseconds."""
     turns, skipped, first_key = list[Arrived](), 0, _first_key(path)
-    for row in rows:
-        at, prompt, output = read(row)
+    when, asked, answered = columns
+    for row in csv_rows(path, columns):
+        at, prompt, output = time_of(row, when), row.count(asked), row.count(answered)
         if row.has_tokens(prompt, output, strict):
             turns.append((at, (Segment(first_key + row.number, prompt),), output))
         else:
@@ -138,15 +130,15 @@ def _first_key(path: str | os.PathLike[str]) -> int:
     return crc32(Path(path).name.encode()) << 31
 
 
-def _nanoseconds(row: Row) -> int:
+def _timestamp(row: Row, column: str) -> int:
     """Read a time of day, in nanoseconds since 1970; naive ones are UTC."""
-    text = str(row.values["TIMESTAMP"])
+    text = row.values[column]
     match = _FINE_TIME.fullmatch(text)
     if not match:
-        raise row.error(f"TIMESTAMP must be like 2023-11-16 18:17:03.9799600, got {text!r}")
+        raise row.error(f"{column} must be like 2023-11-16 18:17:03.9799600, got {text!r}")
     whole, fraction, offset = match.groups()
     try:
         at = datetime.fromisoformat(whole + (offset or "Z"))
     except ValueError as error:
-        raise row.error(f"TIMESTAMP {text!r}: {error}") from None
+        raise row.error(f"{column} {text!r}: {error}") from None
     return (at - _EPOCH) // timedelta(seconds=1) * 10**9 + int((fraction or "").ljust(9, "0"))
