@@ -7,11 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from contbatch import errors, plots
+    from contbatch import arrivals, errors, lengths, plots, traces
+    from contbatch.cost import CostModel, Linear
     from contbatch.engine import Engine, StepResult
+    from contbatch.hardware import Hardware
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
+    from contbatch.measured import Measured
     from contbatch.metrics import Result
+    from contbatch.model_shape import ModelShape
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
     from contbatch.policies import (
@@ -30,39 +34,72 @@ if TYPE_CHECKING:
     )
     from contbatch.prefix_cache import PrefixCache
     from contbatch.request import Request, RequestStatus
+    from contbatch.roofline import Roofline
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
+    from contbatch.sessions import AgentLoops, ClosedLoop, Conversations
+    from contbatch.simulation import Simulated, simulate
     from contbatch.step import Grant, SchedulerOutput
+    from contbatch.step_shape import StepShape
+    from contbatch.trace import Trace
+    from contbatch.turn import Client, Segment, Turn
+    from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
+    from contbatch.workload_file import load_workload
 
 _WHERE = {
+    "arrivals": "",
     "errors": "",
+    "lengths": "",
     "plots": "",
+    "traces": "",
+    "AgentLoops": "sessions",
     "ChunkedPrefill": "policies",
+    "Client": "turn",
+    "ClosedLoop": "sessions",
     "ContinuousBatching": "policies",
+    "Conversations": "sessions",
+    "CostModel": "cost",
     "DeadlineFirst": "policies",
     "Engine": "engine",
     "FairShare": "policies",
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
+    "Hardware": "hardware",
     "LLM": "llm",
+    "Linear": "cost",
     "Logprob": "logprob",
     "MaxUtilization": "policies",
+    "Measured": "measured",
+    "Mixture": "workload",
+    "ModelShape": "model_shape",
     "OneAtATime": "policies",
+    "OpenLoop": "workload",
     "Orca": "policies",
     "PagePool": "pages",
+    "Poisson": "workload",
     "Policy": "policies",
-    "Priority": "policies",
     "PrefixCache": "prefix_cache",
+    "Priority": "policies",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
     "Result": "metrics",
+    "Roofline": "roofline",
     "SamplingParams": "sampling_params",
     "Scheduler": "scheduler",
     "SchedulerOutput": "step",
+    "Segment": "turn",
+    "SharedPrefix": "workload",
     "ShortestJobFirst": "policies",
+    "Simulated": "simulation",
     "StaticBatching": "policies",
     "StepResult": "engine",
+    "StepShape": "step_shape",
+    "Trace": "trace",
+    "Turn": "turn",
+    "Workload": "workload",
+    "load_workload": "workload_file",
+    "simulate": "simulation",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
@@ -91,6 +128,31 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Engine",
     "StepResult",
     "Result",
+    "Workload",
+    "Poisson",
+    "OpenLoop",
+    "ClosedLoop",
+    "Conversations",
+    "AgentLoops",
+    "Mixture",
+    "SharedPrefix",
+    "Client",
+    "Turn",
+    "Segment",
+    "Trace",
+    "load_workload",
+    "simulate",
+    "Simulated",
+    "CostModel",
+    "Roofline",
+    "Linear",
+    "Measured",
+    "Hardware",
+    "ModelShape",
+    "StepShape",
+    "arrivals",
+    "lengths",
+    "traces",
     "errors",
     "plots",
 ]

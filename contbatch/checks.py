@@ -23,6 +23,18 @@ def is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def require_positive(error: type[ContbatchError], **values: float) -> None:
+    """Raise `error` for the first value that is no finite number > 0."""
+    for name, value in values.items():
+        require(is_real(value) and value > 0, name, value, "a finite number > 0", error)
+
+
+def require_seconds(error: type[ContbatchError], **values: float) -> None:
+    """Raise `error` for the first value that is no finite number of seconds ≥ 0."""
+    for name, value in values.items():
+        require(is_real(value) and value >= 0, name, value, "finite seconds ≥ 0", error)
+
+
 def require_counts(**values: object) -> None:
     """Raise `InvalidRequestError` for the first value that is no integer ≥ 1."""
     for name, value in values.items():

@@ -1,5 +1,6 @@
 """The engine: a loop of schedule, execute, update, and a clock that moves by what a step took."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -44,6 +45,10 @@ class Runner(Protocol):
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute the step; raise only if the whole step is lost."""
         ...
+
+
+OnFinish = Callable[[Request, float], Iterable[Request]]
+"""Takes a request that left and the time, and returns those that come because of it."""
 
 
 class Engine:
@@ -156,7 +161,9 @@ class Engine:
             del self._arriving_ids[request.request_id]
             self.scheduler.add(request)
 
-    def run(self, requests: Iterable[Request] = (), *, progress: bool = False) -> Result:
+    def run(
+        self, requests: Iterable[Request] = (), *, on_finish: OnFinish | None = None, progress: bool = False
+    ) -> Result:
         """Run requests to their end and return the tables of this run.
 
         A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
@@ -166,28 +173,42 @@ class Engine:
         Parameters
         ----------
         requests : iterable of Request
+        on_finish : callable, optional
+            Called with each request that left or was rejected, and the time in seconds; returns the requests that come
+            because of it, such as the next turn of a conversation.
         progress : bool
             Show a bar of finished requests.
         """
         self.forget()
-        names = []
+        on_finish = on_finish or (lambda *_: ())
+        names: list[int | str] = []
         try:
-            for request in requests:
-                try:
-                    self.add(request)
-                    names.append(request.request_id)
-                except InvalidRequestError as error:
-                    arriving = self._arriving_ids.get(request.request_id)
-                    if request.order >= 0 or request.is_finished or request is arriving:
-                        raise  # it is in use or was used: its state is not this run's to change
-                    request.finish_reason, request.error = "rejected", error
-                    self.recorder.reject(request)
+            self._submit(requests, on_finish, names)
             with progress_bar(len(names), "request", progress) as bar:
                 while self.has_requests:
                     if left := self.step():
                         bar.update(len(left))
+                        for request in left:
+                            self._submit(on_finish(request, self.now), on_finish, names)
+                        bar.total = len(names)
         except BaseException:
             for name in names:
                 self.abort(name)
             raise
         return self.recorder.result()
+
+    def _submit(self, requests: Iterable[Request], on_finish: OnFinish, names: list[int | str]) -> None:
+        """Add requests of a run, and those that follow the ones that can never run; `names` gets what was added."""
+        coming = deque(requests)
+        while coming:
+            request = coming.popleft()
+            try:
+                self.add(request)
+                names.append(request.request_id)
+            except InvalidRequestError as error:
+                arriving = self._arriving_ids.get(request.request_id)
+                if request.order >= 0 or request.is_finished or request is arriving:
+                    raise  # it is in use or was used: its state is not this run's to change
+                request.finish_reason, request.error = "rejected", error
+                self.recorder.reject(request)
+                coming.extend(on_finish(request, max(self.now, request.arrival_time)))

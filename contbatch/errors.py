@@ -41,5 +41,17 @@ class RunnerError(ContbatchError, RuntimeError):
     """A runner was used after close(), or was given inputs outside its limits (page ids, sequences)."""
 
 
+class WorkloadError(ContbatchError, ValueError):
+    """A workload, a distribution or an arrival process is out of its limits; the message names field and limit."""
+
+
+class TraceFileError(ContbatchError, ValueError):
+    """A trace file is missing or malformed; the message names the file and the line."""
+
+
+class CostModelError(ContbatchError, ValueError):
+    """Unknown hardware or model, an impossible split of it, or measurements that no cost model can be fitted to."""
+
+
 class MissingDependencyError(ContbatchError, ImportError):
     """An optional package is needed; the message gives the line that installs it."""

@@ -17,7 +17,7 @@ from contbatch.request import Request
 STEP_COLUMNS = [
     *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
     *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
-    *("cached_pages", "evictions", "sampled_tokens", "left"),
+    *("cached_pages", "evictions", "decode_context", "prefill_context", "prefill_pairs", "sampled_tokens", "left"),
 ]
 REQUEST_COLUMNS = [
     *("request_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),

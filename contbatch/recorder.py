@@ -8,6 +8,7 @@ from contbatch.metrics import REQUEST_COLUMNS, SEGMENT_COLUMNS, STEP_COLUMNS, Re
 from contbatch.request import Request, RequestStatus
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
 
@@ -69,7 +70,7 @@ class Recorder:
         kv_tokens = computed - pool.page_size * (sum(len(r.pages) for r in running) - pool.num_live)
         self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
         self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
-        self._counts += (pool.num_cached, step.num_evictions)
+        self._counts += (pool.num_cached, step.num_evictions, *StepShape.of(step.grants)[-3:])
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {
-    "environment.yml": ("cpu", "notebooks", "dev"),
-    "environment-gpu.yml": ("cpu", "notebooks", "tensorrt", "dev"),
+    "environment.yml": ("cpu", "notebooks", "simulation", "dev"),
+    "environment-gpu.yml": ("cpu", "notebooks", "simulation", "tensorrt", "dev"),
 }
 """Optional dependencies by file; the second needs a machine with an NVIDIA GPU and CUDA."""
 HEADER = """\

@@ -108,6 +108,34 @@ def test_a_real_runners_host_time_counts_and_a_virtual_ones_does_not():
     assert engine.now == time_of(1) + host_s[1]
 
 
+# ---- requests that follow others ---------------------------------------------------------------------------------
+
+
+def test_followers_come_when_told_of_the_rejected_too():
+    """A chain of four, the second of which can never run."""
+    sizes, calls = {0: 4, 1: 65, 2: 3, 3: 2}, []
+
+    def on_finish(r, now):
+        calls.append((r.request_id, r.finish_reason, now))
+        following = r.request_id + 1
+        return [request(following, sizes[following], 2, at=now + 10.0)] if following in sizes else []
+
+    engine = engine_of(num_pages=4, page_size=16)
+    result = engine.run([request(0, 4, 2)], on_finish=on_finish)
+    first = time_of(4, 1)
+    third = first + 10.0 + 10.0 + time_of(3, 1)
+    expected = [(0, "length", first), (1, "rejected", first + 10.0), (2, "length", third)]
+    assert calls == [*expected, (3, "length", third + 10.0 + time_of(2, 1))]
+    assert list(result.requests.arrival_s) == [0.0, first + 10.0, first + 20.0, third + 10.0]
+
+
+def test_a_follower_may_not_be_a_request_that_was_run():
+    engine = engine_of()
+    with pytest.raises(InvalidRequestError, match="new Request"):
+        engine.run([request("a"), request("b", 1, 5)], on_finish=lambda r, now: [r])
+    assert not engine.has_requests
+
+
 # ---- adding and rejecting ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,72 @@
+"""Cost models: seconds for a step of the scheduler."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from contbatch.checks import require_seconds
+from contbatch.errors import CostModelError
+from contbatch.step_shape import StepShape
+
+
+class CostModel(Protocol):
+    """Predicts the time of a step from its shape alone: equal shapes, equal seconds."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """Seconds, finite and ≥ 0, that a step of this shape takes."""
+        ...
+
+    def swap_seconds(self, num_pages: int, page_size: int) -> float:
+        """Seconds to move so many pages of `page_size` tokens between the device and the host, one way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A sum of a constant and terms in proportion to the sums of a `StepShape`; seconds, each ≥ 0.
+
+    Parameters
+    ----------
+    step_s : float
+        Of every step.
+    token_s : float
+        Of a row of the linear layers.
+    seq_s : float
+        Of a request in the step.
+    logits_s : float
+        Of a row of logits, sampling included.
+    decode_context_s : float
+        Of a position that a single query reads.
+    prefill_pair_s : float
+        Of a pair of a query and a position, in grants of several tokens.
+    swapped_token_s : float
+        Of a token's keys and values moved to the host or back.
+    """
+
+    step_s: float = 0.0
+    token_s: float = 0.0
+    seq_s: float = 0.0
+    logits_s: float = 0.0
+    decode_context_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    swapped_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        names = ("step_s", "token_s", "seq_s", "logits_s", "decode_context_s", "prefill_pair_s", "swapped_token_s")
+        for name in names:
+            require_seconds(CostModelError, **{name: getattr(self, name)})
+
+    def seconds(self, shape: StepShape) -> float:
+        """Seconds that a step of this shape takes."""
+        tokens, seqs, logits, decode_context, _, pairs = shape
+        return (
+            self.step_s
+            + self.token_s * tokens
+            + self.seq_s * seqs
+            + self.logits_s * logits
+            + self.decode_context_s * decode_context
+            + self.prefill_pair_s * pairs
+        )
+
+    def swap_seconds(self, num_pages: int, page_size: int) -> float:
+        """Seconds to move pages between the device and the host."""
+        return self.swapped_token_s * num_pages * page_size

@@ -1,0 +1,42 @@
+"""A runner without a model: it predicts how long a step takes, and makes tokens that mean nothing."""
+
+from contbatch.cost import CostModel
+from contbatch.engine import StepResult
+from contbatch.request import Request
+from contbatch.step import SchedulerOutput
+from contbatch.step_shape import StepShape
+
+
+def next_token(request: Request) -> int:
+    """Choose the token that makes the answer as long as `expected_output_tokens` says.
+
+    The smallest stop token when that length is reached, if there is one; else the smallest token that is none.
+    """
+    stops = request.stop_ids
+    if not stops:
+        return 0
+    if len(request.output_token_ids) + 1 >= request.expected_output_tokens:
+        return min(stops)
+    return next(token for token in range(len(stops) + 1) if token not in stops)
+
+
+class SimulatedRunner:
+    """Takes the seconds that a cost model says; for `Engine`.
+
+    Parameters
+    ----------
+    cost : CostModel
+    """
+
+    is_virtual = True
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def validate(self, request: Request) -> None:
+        """Accept every request: lengths are the scheduler's to check."""
+
+    def execute(self, step: SchedulerOutput) -> StepResult:
+        """Predict the step."""
+        tokens = {grant.request.request_id: next_token(grant.request) for grant in step.grants if grant.samples}
+        return StepResult(tokens, self.cost.seconds(StepShape.of(step.grants)))

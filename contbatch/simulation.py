@@ -1,0 +1,135 @@
+"""Runs a workload under a policy on a device that is not there."""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+from contbatch.checks import is_int, is_real, require, require_counts
+from contbatch.cost import CostModel
+from contbatch.engine import Engine
+from contbatch.errors import CostModelError
+from contbatch.hardware import Hardware
+from contbatch.metrics import Result
+from contbatch.model import ModelConfig
+from contbatch.model_shape import ModelShape, model_shape
+from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.roofline import Roofline
+from contbatch.runners.simulated import SimulatedRunner
+from contbatch.scheduler import Scheduler
+from contbatch.workload import Workload
+
+_require = partial(require, error=CostModelError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A model on a device, both described by numbers.
+
+    Parameters
+    ----------
+    gpu : str or Hardware
+        A key of `contbatch.hardware.HARDWARE`.
+    model : str, ModelShape or ModelConfig
+        A key of `contbatch.model_shape.MODELS`.
+    dtype : str
+        Of the weights; see `Roofline`.
+    tensor_parallel : int
+        Devices that share the model.
+    memory_utilization : float
+        Share of each device's memory for weights, keys and values.
+    kv_tokens : int, optional
+        Tokens whose keys and values fit, in place of what `Roofline.kv_capacity` computes.
+    cost : CostModel, optional
+        In place of `Roofline(gpu, model, dtype, tensor_parallel)`, such as one with other efficiencies or a `Measured`.
+    """
+
+    gpu: str | Hardware = "A100-40GB"
+    model: str | ModelShape | ModelConfig = "opt-13b"
+    dtype: str = "f16"
+    tensor_parallel: int = 1
+    memory_utilization: float = 0.9
+    kv_tokens: int | None = None
+    cost: CostModel | None = None
+
+    def __post_init__(self) -> None:
+        share = self.memory_utilization
+        _require(is_real(share) and 0 < share <= 1, "memory_utilization", share, "in (0, 1]")
+        _require(self.kv_tokens is None or is_int(self.kv_tokens, 1), "kv_tokens", self.kv_tokens, "None or ≥ 1")
+        model_shape(self.model)
+        if self.kv_tokens is None:
+            self.roofline.kv_capacity(share)  # raises if the weights do not fit
+        elif self.cost is None:
+            self.runner()
+
+    @property
+    def roofline(self) -> Roofline:
+        """The cost model from first principles, with its default efficiencies."""
+        return Roofline(self.gpu, self.model, self.dtype, self.tensor_parallel)
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens whose keys and values fit."""
+        return self.kv_tokens or self.roofline.kv_capacity(self.memory_utilization)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request that the model was made for."""
+        return model_shape(self.model).max_position
+
+    def runner(self) -> SimulatedRunner:
+        """Make a runner for `Engine`."""
+        return SimulatedRunner(self.cost or self.roofline)
+
+    def replace(self, **changes: Any) -> "Simulated":
+        """Return a copy with some fields changed; an unknown field raises `CostModelError`."""
+        names = [f.name for f in fields(self)]
+        unknown = sorted(set(changes) - set(names))
+        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
+        return replace(self, **changes)
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy | None = None,
+    backend: Simulated | None = None,
+    *,
+    num_pages: int | None = None,
+    page_size: int = 16,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    max_model_len: int | None = None,
+    prefix_cache: bool = False,
+    progress: bool = False,
+) -> Result:
+    """Run a workload to its end on a virtual clock, and return the tables of the run.
+
+    Parameters
+    ----------
+    workload : Workload
+    policy : Policy
+        `ChunkedPrefill()` if None.
+    backend : Simulated
+        `Simulated()` if None: OPT-13B on an A100 of 40 GB.
+    num_pages : int, optional
+        All that fit beside the weights if None.
+    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache
+        See `Scheduler`.
+    max_model_len : int, optional
+        Longer requests are rejected; the model's own limit if None.
+    progress : bool
+        Show a bar of finished requests.
+    """
+    require_counts(page_size=page_size)
+    backend = backend or Simulated()
+    scheduler = Scheduler(
+        policy or ChunkedPrefill(),
+        num_pages=backend.kv_capacity // page_size if num_pages is None else num_pages,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
+        prefix_cache=prefix_cache,
+    )
+    source = workload.source(model_shape(backend.model).vocab_size)
+    engine = Engine(scheduler, backend.runner())
+    return engine.run(source.requests(), on_finish=source.on_finish, progress=progress)

@@ -1,0 +1,85 @@
+"""Turns the rows of a workload into requests: the first of each session at once, the others as answers come."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from contbatch.checks import is_int, require
+from contbatch.errors import WorkloadError
+from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
+from contbatch.turn import PromptTokens, Turn
+
+STOP_TOKEN = 1
+"""Ends an answer that is shorter than what its client asked for; only a simulated runner knows when."""
+DEFAULT_VOCAB_SIZE = 32_000
+
+
+class Source:
+    """Makes the requests of a run, numbered as the turns are. It keeps no state: requests say where they stand.
+
+    Parameters
+    ----------
+    turns : sequence of Turn
+        Those of a session side by side, in order.
+    vocab_size : int
+        Prompts have token ids below it: give that of the model if a real one is to run them.
+
+    Notes
+    -----
+    `Engine.run(source.requests(), on_finish=source.on_finish)` runs the workload. A source can serve many runs.
+    """
+
+    def __init__(self, turns: Sequence[Turn], vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
+        require(is_int(vocab_size, 1, 2**31), "vocab_size", vocab_size, "an integer in [1, 2**31]", WorkloadError)
+        self.turns, self.vocab_size = tuple(turns), vocab_size
+        starts = [i for i, (a, b) in enumerate(pairwise(self.turns), 1) if a.session != b.session]
+        self._starts = [0, *starts] if self.turns else []
+        sessions = [self.turns[i].session for i in self._starts]
+        require(
+            len(set(sessions)) == len(sessions),
+            "turns",
+            "one session in two places",
+            "grouped by session",
+            WorkloadError,
+        )
+
+    def requests(self) -> Iterator[Request]:
+        """Make the first request of every session."""
+        for i in self._starts:
+            yield self._request(i, self.turns[i].delay_s, ())
+
+    def on_finish(self, request: Request, now: float) -> list[Request]:
+        """Make the request that follows one that left at `now` (seconds), if any.
+
+        A conversation ends with a turn that failed, was aborted or rejected; a closed-loop client goes on.
+        """
+        index = request.request_id
+        if not isinstance(index, int) or not 0 <= index < len(self.turns) - 1:
+            return []
+        turn, following = self.turns[index], self.turns[index + 1]
+        if following.session != turn.session:
+            return []
+        if not following.keeps_context:
+            return [self._request(index + 1, now + following.delay_s, ())]
+        if request.finish_reason not in ("stop", "length") or not isinstance(request.prompt_token_ids, PromptTokens):
+            return []
+        context = (*request.prompt_token_ids.parts, tuple(request.output_token_ids))
+        return [self._request(index + 1, now + following.delay_s, context)]
+
+    def _request(self, index: int, at: float, context: tuple[Sequence[int], ...]) -> Request:
+        turn = self.turns[index]
+        client = turn.client
+        asked = client.max_tokens
+        stops = () if asked is None or asked == turn.output_tokens else (STOP_TOKEN,)
+        return Request(
+            index,
+            PromptTokens((*context, *turn.prompt), self.vocab_size),
+            SamplingParams(max_tokens=asked or turn.output_tokens, ignore_eos=True, stop_token_ids=stops),
+            arrival_time=at,
+            client_id=client.client_id,
+            priority=client.priority,
+            ttft_target_s=client.ttft_target_s,
+            tpot_target_s=client.tpot_target_s,
+            expected_output_tokens=turn.output_tokens,
+            cache_salt=client.cache_salt,
+        )

@@ -1,0 +1,50 @@
+"""The size of a step in a few integers: all that a cost model sees of it. Standard library only."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from contbatch.step import Grant
+
+
+class StepShape(NamedTuple):
+    """Sums over the grants of a step. A grant computes n tokens after `start` others, so it attends to start + n.
+
+    The contract with whoever skips steps: a cost model's seconds depend on nothing else, and k decode steps of the
+    same requests differ only by what `after_decodes` adds.
+    """
+
+    num_tokens: int
+    """Rows of the linear layers: Σ n."""
+    num_seqs: int
+    """Grants."""
+    num_logits: int
+    """Rows of the last layer, the vocabulary's: grants that sample."""
+    decode_context: int
+    """Σ (start + 1) over grants of one token: positions whose keys and values are read, one query each."""
+    prefill_context: int
+    """Σ (start + n) over grants of more tokens: positions whose keys and values are read."""
+    prefill_pairs: int
+    """Σ n·(start + (n + 1)/2) over grants of more tokens: pairs of a query and a position it attends to."""
+
+    @classmethod
+    def of(cls, grants: Iterable[Grant]) -> "StepShape":
+        """Add up the grants of a step; padding counts as what it computes."""
+        tokens = seqs = logits = decode_context = prefill_context = prefill_pairs = 0
+        for _, start, n, samples, _ in grants:
+            seqs += 1
+            tokens += n
+            logits += samples
+            if n == 1:
+                decode_context += start + 1
+            else:
+                prefill_context += start + n
+                prefill_pairs += n * (2 * start + n + 1) // 2
+        return cls(tokens, seqs, logits, decode_context, prefill_context, prefill_pairs)
+
+    def after_decodes(self, steps: int) -> "StepShape":
+        """Return the shape so many steps later, if all grants are decodes and the same requests go on.
+
+        A sum of seconds over such steps is one of terms linear in `decode_context`, and of their maxima: piecewise an
+        arithmetic series.
+        """
+        return self._replace(decode_context=self.decode_context + steps * self.num_seqs)

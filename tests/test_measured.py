@@ -1,0 +1,121 @@
+"""A cost model fitted to steps whose true costs are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import contbatch as cb
+from contbatch.errors import CostModelError, MissingDependencyError
+from contbatch.lengths import Uniform
+from contbatch.measured import FEATURES
+from contbatch.workload import Poisson
+
+TRUE = {
+    "step_s": 0.008,
+    "token_s": 4e-4,
+    "seq_s": 0.0,
+    "logits_s": 3e-4,
+    "decode_context_s": 2e-7,
+    "prefill_pair_s": 1e-7,
+}
+WORKLOAD = Poisson(rate=6, num_requests=150, prompt=Uniform(16, 400), output=Uniform(4, 120))
+
+
+def simulated(cost):
+    return cb.simulate(WORKLOAD, backend=cb.Simulated(cost=cost, kv_tokens=10**6), max_num_batched_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def run():
+    pytest.importorskip("scipy")
+    return simulated(cb.Linear(**TRUE))
+
+
+def test_exact_times_give_the_coefficients_back(run):
+    fitted = cb.Measured.fit(run)
+    assert {name: getattr(fitted, name) for name in TRUE} == pytest.approx(TRUE, rel=1e-6, abs=1e-12)
+    assert (fitted.num_steps, fitted.error, fitted.bias) == (
+        len(run.steps),
+        pytest.approx(0, abs=1e-9),
+        pytest.approx(0, abs=1e-9),
+    )
+
+
+def test_noisy_times_are_predicted_as_well_as_the_error_says(run):
+    steps = run.steps.copy()
+    noise = np.random.default_rng(0).normal(0, 0.05, len(steps))
+    steps["elapsed_s"] *= 1 + noise
+    fitted = cb.Measured.fit(steps)
+    assert fitted.error == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.1), "the mean of |noise|"
+    assert abs(fitted.bias) < 0.01
+    assert simulated(fitted).duration_s == pytest.approx(run.duration_s, rel=0.01)
+
+
+def test_the_error_is_of_steps_that_were_not_seen(run):
+    """Every fifth step, the first fold, takes twice as long.
+
+    Fits that do not see it predict it too low by half. In the others every fourth step is such: they predict 5/4 of
+    the usual. A fit to all would err by (0.4 + 4 · 0.2) / 5.
+    """
+    steps = run.steps.copy()
+    steps.loc[::5, "elapsed_s"] *= 2
+    fitted = cb.Measured.fit(steps)
+    assert fitted.error == pytest.approx((0.5 + 4 * 0.25) / 5, abs=0.01)
+    assert fitted.bias == pytest.approx(0, abs=0.02)
+
+
+def test_a_machine_with_hiccups_is_as_slow_as_it_is(run):
+    """Times that are at random four times as long: the clock must not run faster for them."""
+    steps = run.steps.copy()
+    steps["elapsed_s"] *= np.random.default_rng(2).choice([1.0, 4.0], len(steps), p=[0.8, 0.2])
+    fitted = cb.Measured.fit(steps)
+    names = ["tokens", "seqs", "sampled_tokens", "decode_context", "prefill_context", "prefill_pairs"]
+    predicted = sum(fitted.seconds(cb.StepShape(*row)) for row in steps[names].itertuples(index=False))
+    assert predicted == pytest.approx(1.6 * run.steps.elapsed_s.sum(), rel=0.05)
+    assert abs(fitted.bias) < 0.01
+
+
+def test_host_time_counts(run):
+    steps = run.steps.assign(host_s=0.004)
+    assert cb.Measured.fit(steps).step_s == pytest.approx(TRUE["step_s"] + 0.004, rel=1e-6)
+
+
+def test_a_roofline_is_nearly_linear(run):
+    roofline = simulated(cb.Roofline("A100-40GB", "opt-13b"))
+    fitted = cb.Measured.fit(roofline)
+    assert fitted.error < 0.1
+    assert simulated(fitted).duration_s == pytest.approx(roofline.duration_s, rel=0.02)
+
+
+def rows(n=40, **columns):
+    made = {column: np.arange(1, n + 1) for column in ("elapsed_s", *FEATURES.values())}
+    return pd.DataFrame({**made, "host_s": 0.0, **columns})
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (rows(29), "29 steps are too few to fit a cost model to; at least 30 are needed"),
+        (rows().drop(columns="prefill_pairs"), "the steps lack the column 'prefill_pairs'"),
+        (rows(elapsed_s=0.0), "every step must have finite sums and a time > 0"),
+        (rows(tokens=np.nan), "every step must have finite sums and a time > 0"),
+        (rows(prefill_pairs=0), r"prefill_pairs takes 1 value\(s\) .* at least 3 are needed"),
+        (rows(decode_context=0), "decode_context takes 1 value"),
+        (rows(tokens=8), "tokens takes 1 value"),
+    ],
+)
+def test_rows_that_say_too_little_are_refused(steps, message):
+    with pytest.raises(CostModelError, match=message):
+        cb.Measured.fit(steps)
+
+
+@pytest.mark.parametrize("folds", [1, 31, 2.5])
+def test_folds_are_checked(folds):
+    with pytest.raises(CostModelError, match="folds must be an integer in"):
+        cb.Measured.fit(rows(), folds=folds)
+
+
+def test_without_scipy_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+    with pytest.raises(MissingDependencyError, match="pip install scipy"):
+        cb.Measured.fit(rows())
