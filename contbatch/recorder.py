@@ -80,6 +80,10 @@ class Recorder:
                 sampled += self._note_tokens(request, end_s)
             if request.status is HELD:
                 self._turn(request, "held", step.step + 1, end_s)
+        for child in step.forked:
+            if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
+                self._live[child.request_id] = _Live(self._live[child.parent.request_id].admitted_s)
+                sampled += self._note_tokens(child, end_s)
         self._steps.append((step.step, now, elapsed_s, host_s, *self._counts, sampled, len(left)))
         self.leave(left, step.step + 1, end_s)
 
@@ -123,7 +127,7 @@ class Recorder:
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live(now if kind else float("nan"))
-        if live.kind == kind:
+        if live.kind == kind and live.seat == request.seat:
             return
         if live.kind and live.start_step < step:  # else of an interrupted step
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now))

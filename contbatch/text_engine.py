@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from threading import Lock
 
@@ -13,6 +14,7 @@ from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.request import Request
+from contbatch.samples import best_samples
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -22,24 +24,30 @@ def decoder_of(request: Request, tokenizer: Tokenizer) -> IncrementalDecoder:
 
 
 def output_of(request: Request, tokenizer: Tokenizer) -> RequestOutput:
-    """Return a request's answer as far as it has come, its text cut before a stop string."""
-    decoder = decoder_of(request, tokenizer)
-    for token in request.output_token_ids:
+    """Return the answers to a prompt as far as they have come, each text cut before a stop string."""
+    first, *further = (_answer(sample, request, tokenizer) for sample in best_samples(request))
+    return replace(first, further=tuple(further))
+
+
+def _answer(sample: Request, request: Request, tokenizer: Tokenizer) -> RequestOutput:
+    decoder = decoder_of(sample, tokenizer)
+    for token in sample.output_token_ids:
         decoder.push(token)
     decoder.flush()
 
     def with_text(scores: Logprobs) -> Logprobs:
         return {token: score._replace(decoded_token=tokenizer.token_text(token)) for token, score in scores.items()}
 
-    own, prompt = request.logprobs, request.prompt_logprobs
+    own, prompt = sample.logprobs, request.prompt_logprobs
     return RequestOutput(
         request_id=request.request_id,
         prompt_token_ids=tuple(request.prompt_token_ids or ()),
         text=decoder.text,
-        token_ids=tuple(request.output_token_ids),
-        finish_reason=request.finish_reason or "",
-        error=request.error,
+        token_ids=tuple(sample.output_token_ids),
+        finish_reason=sample.finish_reason or "",
+        error=sample.error,
         logprobs=None if own is None else tuple(map(with_text, own)),
+        cumulative_logprob=sample.cumulative_logprob,
         prompt_logprobs=None if prompt is None else tuple(scores and with_text(scores) for scores in prompt),
     )
 
@@ -131,7 +139,7 @@ class TextEngine:
     def abandon(self, requests: Sequence[Request]) -> None:
         """Abort those of `requests` that are live."""
         with self._alone():
-            if set(self._engine.scheduler.requests.values()) <= set(requests):
+            if set(self._engine.scheduler.requests.values()) <= {s for r in requests for s in r.samples}:
                 # What was raised may have left the engine between two of its lines: with nobody else there, start anew.
                 self._engine = self._new_engine(self._texts.on_token)
             self._abort(requests)
@@ -163,7 +171,7 @@ class TextEngine:
             self._abort([self._dropped.popleft()])
 
     def _abort(self, requests: Iterable[Request]) -> None:
-        for request in requests:
+        for request in [sample for parent in requests for sample in parent.samples]:
             if self._engine.scheduler.requests.get(request.request_id) is request:
                 self._engine.abort(request.request_id)
             self._texts.end(request)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 
-WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+WAITING, RUNNING, PREEMPTED, SWAPPED, FORKING, HELD, FINISHED = RequestStatus
 
 
 def check(scheduler, step=None):

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,7 +15,7 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.onnx import ConversionExtension
 from openvino.opset13 import concat
 
-from contbatch.checks import require_counts
+from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.graph import rotary_tables
@@ -23,6 +23,8 @@ from contbatch.inputs import require_valid
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention, plan_step
+from contbatch.runners.page_moves import move_pages
+from contbatch.step import PageMove
 
 PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16}
 """Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
@@ -35,10 +37,15 @@ _KIND = type("PagedAttention", (), {})()
 class _Pages:
     """Keys and values of all layers, and the step being computed: what the graph's attention nodes share."""
 
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, precision: str) -> None:
-        self.shape = (num_pages, page_size, config.kv_num_heads, config.head_size)
-        shape = (config.num_layers, *self.shape)
-        self.key_caches, self.value_caches = (np.zeros(shape, PAGE_DTYPES[precision]) for _ in range(2))
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, num_host_pages: int, precision: str
+    ) -> None:
+        page = (page_size, config.kv_num_heads, config.head_size)
+        self.shape = (num_pages, *page)
+        dtype, layers = PAGE_DTYPES[precision], config.num_layers
+        self.key_caches, self.value_caches = (np.zeros((layers, *self.shape), dtype) for _ in range(2))
+        self.host = [np.zeros((num_host_pages, layers, *page), dtype) for _ in range(2)]
+        """Keys and values of requests swapped out, page by page."""
         self.plan: StepPlan | None = None
         self.error: BaseException | None = None
         self.nodes: list[_Attention] = []
@@ -129,6 +136,8 @@ class CPUModel:
         Arithmetic of the linear layers and type of the pages; attention itself is computed in float32.
     num_threads : int, optional
         Threads to use; all cores if None.
+    num_host_pages : int
+        Pages for requests that are swapped out; here in main memory too.
 
     Raises
     ------
@@ -148,18 +157,21 @@ class CPUModel:
         *,
         precision: str = "f32",
         num_threads: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         if precision not in PAGE_DTYPES:
             raise InvalidRequestError(
                 f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
             )
         require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
+        require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config = read_config(path)
         if (dtype := read_metadata(path).get("dtype")) != "float32":
             raise UnsupportedModelError(f"{path}: holds {dtype}, the CPU runner takes float32")
-        self.num_pages, self.page_size, self.num_threads = num_pages, page_size, num_threads
+        self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
+        self.num_threads = num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
-        self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, precision)
+        self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, num_host_pages, precision)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
         if num_threads is not None:
             options["INFERENCE_NUM_THREADS"] = num_threads
@@ -224,6 +236,14 @@ class CPUModel:
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
         logits: NDArray[np.float32] = self._request.get_output_tensor().data
         return logits
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
+        with self._lock:
+            if self._pages is None:
+                raise RunnerError("move_pages() after close()")
+            device = [caches.swapaxes(0, 1) for caches in (self._pages.key_caches, self._pages.value_caches)]
+            move_pages(moves, device, self._pages.host)
 
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
