@@ -158,7 +158,8 @@ class Planner:
         named = policy.make_way(newcomer, running)
         if foreign := [r for r in named if r not in running]:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
-        victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
+        kin = (newcomer.parent or newcomer).samples  # it may begin from their pages
+        victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen and r not in kin]
         need = self._need(newcomer, find_start(newcomer, self.scheduler.prefix_cache), tokens)
         held = sum(self.pool.count_exclusive(r.pages) for r in victims)
         if need > self.pool.num_available + held:

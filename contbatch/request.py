@@ -134,7 +134,7 @@ class Request:
         self.parent: Request | None = None
         """Whose pages this request may begin from while both are live."""
         self.num_forked_tokens = 0
-        """First so many tokens that it has in common with `parent`."""
+        """First so many tokens that it has in common with `parent`, or with the other samples of its prompt."""
         self.finish_reason: str | None = None
         """None while live, then "length", "stop", "abort", "error" or (never run, see `Engine.run`) "rejected"."""
         self.error: Exception | None = None

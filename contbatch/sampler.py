@@ -89,7 +89,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
         for name, value, bits in (("seed", seed, 128), ("position", position, 64)):
             if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
                 raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-        state["state"]["key"][:] = seed & (2**64 - 1), seed >> 64
+        state["state"]["key"][:] = int(seed) & (2**64 - 1), int(seed) >> 64
         state["state"]["counter"][0] = position
         stream.state = state
         draws[i] = (stream.random_raw() >> 11) * 2.0**-53

@@ -17,24 +17,25 @@ class Start(NamedTuple):
     num_cached: int = 0
     """Tokens in `pages` if the prefix cache holds them."""
     partial: int | None = None
-    """A page of the parent that is not full of common tokens: to be copied, since both go on writing in it."""
+    """A page of another request that is not full of common tokens: to be copied, since both go on writing in it."""
 
 
 def find_start(request: Request, cache: PrefixCache) -> Start:
     """Return the furthest start; always good only until the next change.
 
-    A request that was swapped out goes on where it was: what is not shared comes from its host pages. A forked one
-    goes on from what it has in common with its parent, as far as that has computed it; without a running parent it
-    begins like any other.
+    A request that was swapped out goes on where it was: what is not shared comes from its host pages. A forked one, or
+    a sample of a prompt, goes on from what it has in common with its parent or with another sample, whichever runs and
+    has computed most of it. If none does, it begins like any other.
     """
     shared, size = cache.find(request), cache.pool.page_size
     cached = len(shared) * size
     if request.status is SWAPPED:
         return Start(max(cached, request.num_computed_tokens), shared, cached)
-    parent = request.parent
-    if parent is not None and parent.status is RUNNING:
-        common = min(parent.num_computed_tokens, request.num_forked_tokens)
+    kin = [r for r in (request.parent or request).samples if r.status is RUNNING] if request.num_forked_tokens else []
+    if kin and request.sampling.prompt_logprobs is None:
+        source = max(kin, key=lambda r: r.num_computed_tokens)
+        common = min(source.num_computed_tokens, request.num_forked_tokens, request.num_tokens - 1)
         if common > cached:
             full, rest = divmod(common, size)
-            return Start(common, parent.pages[:full], 0, parent.pages[full] if rest else None)
+            return Start(common, source.pages[:full], 0, source.pages[full] if rest else None)
     return Start(cached, shared, cached)
