@@ -9,7 +9,7 @@ from contbatch.policies import Plan
 from contbatch.policies.answers import rank_of, reserve_of, victim_of
 from contbatch.request import Request, RequestStatus
 from contbatch.samples import unforked
-from contbatch.start import Start, find_start
+from contbatch.start import find_start
 from contbatch.step import Grant, PageMove, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -116,36 +116,31 @@ class Planner:
         if not scheduler.free_seats or not pool.num_available:
             self.admitting = False
             return
-        start = find_start(request, cache)
-        need = self._need(request, start, tokens)
-        left = pool.num_available - need - pool.count_cached(start.pages)
+        computed, shared, cached, partial = find_start(request, cache)
+        stop = min(computed + tokens, request.num_tokens)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
+        left = pool.num_available - need - pool.count_cached(shared)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
             self.admitting = False
             return
-        pool.share(start.pages)  # before others are taken, which may evict them
-        request.pages = start.pages + pool.take(need)
-        if start.num_tokens > start.num_cached:
-            self._move_in(request, start)
+        pool.share(shared)  # before others are taken, which may evict them
+        request.pages = shared + pool.take(need)
+        if computed > cached:
+            self._move_in(request, len(shared), partial)
         if request.host_pages:
             scheduler.swap_space.give_back(request.host_pages)
-        request.num_computed_tokens = start.num_tokens
+        request.num_computed_tokens = computed
         request.seat = heappop(scheduler.free_seats)
         request.status = RUNNING
         self.step.admitted.append(request)
-        self.step.num_cached_tokens += start.num_cached
-        cache.count(request, start.num_cached)
-        self._grant(request, min(tokens, request.num_uncomputed_tokens))
+        self.step.num_cached_tokens += cached
+        cache.count(request, cached)
+        self._grant(request, stop - computed)
 
-    def _need(self, request: Request, start: Start, tokens: int) -> int:
-        """Pages to take so that a waiting request computes up to `tokens` tokens, or what its policy reserves."""
-        stop = min(start.num_tokens + tokens, request.num_tokens)
-        return self.pool.pages_for(max(reserve_of(self.scheduler.policy, request), stop)) - len(start.pages)
-
-    def _move_in(self, request: Request, start: Start) -> None:
-        """Have the pages filled that a request just admitted does not share: from host memory, or from its parent."""
-        first = len(start.pages)
-        if start.partial is not None:
-            self.step.moves.append(PageMove("copy", start.partial, request.pages[first]))
+    def _move_in(self, request: Request, first: int, partial: int | None) -> None:
+        """Have the pages from place `first` on filled, which a request just admitted does not share with others."""
+        if partial is not None:
+            self.step.moves.append(PageMove("copy", partial, request.pages[first]))
         back = zip(request.host_pages[first:], request.pages[first:], strict=False)
         self.step.moves += [PageMove("in", host, page) for host, page in back]
         self.step.moved.append(request)
@@ -160,7 +155,9 @@ class Planner:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         kin = (newcomer.parent or newcomer).samples  # it may begin from their pages
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen and r not in kin]
-        need = self._need(newcomer, find_start(newcomer, self.scheduler.prefix_cache), tokens)
+        computed, shared, *_ = find_start(newcomer, self.scheduler.prefix_cache)
+        stop = min(computed + tokens, newcomer.num_tokens)
+        need = self.pool.pages_for(max(reserve_of(policy, newcomer), stop)) - len(shared)
         held = sum(self.pool.count_exclusive(r.pages) for r in victims)
         if need > self.pool.num_available + held:
             return
