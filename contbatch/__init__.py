@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from contbatch import errors, plots
+    from contbatch.beam_search import BeamSearchParams
     from contbatch.engine import Engine, StepResult
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from contbatch.request import Request, RequestStatus
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
-    from contbatch.step import Grant, SchedulerOutput
+    from contbatch.step import Grant, PageMove, SchedulerOutput
+    from contbatch.swap_space import SwapSpace
 
 _WHERE = {
     "errors": "",
     "plots": "",
+    "BeamSearchParams": "beam_search",
     "ChunkedPrefill": "policies",
     "ContinuousBatching": "policies",
     "DeadlineFirst": "policies",
@@ -49,6 +52,7 @@ _WHERE = {
     "MaxUtilization": "policies",
     "OneAtATime": "policies",
     "Orca": "policies",
+    "PageMove": "step",
     "PagePool": "pages",
     "Policy": "policies",
     "Priority": "policies",
@@ -63,10 +67,12 @@ _WHERE = {
     "ShortestJobFirst": "policies",
     "StaticBatching": "policies",
     "StepResult": "engine",
+    "SwapSpace": "swap_space",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
     "SamplingParams",
+    "BeamSearchParams",
     "Request",
     "RequestStatus",
     "RequestOutput",
@@ -86,7 +92,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Scheduler",
     "SchedulerOutput",
     "Grant",
+    "PageMove",
     "PagePool",
+    "SwapSpace",
     "PrefixCache",
     "Engine",
     "StepResult",

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from contbatch.backends import BACKENDS
+from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.engine import Engine
@@ -13,6 +14,7 @@ from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.policies.lockstep import Lockstep
 from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, encode, listed, parts
 from contbatch.request import Request, RequestStatus
@@ -20,7 +22,7 @@ from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine, output_of
+from contbatch.text_engine import TextEngine, output_of, output_of_beams
 from contbatch.tokenizer import load_tokenizer
 
 
@@ -74,14 +76,9 @@ class LLM:
         if backend not in BACKENDS:
             raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
-        self._limits: dict[str, Any] = {
-            "num_pages": num_pages,
-            "page_size": page_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "prefix_cache": prefix_cache,
-            "num_host_pages": num_host_pages,
-        }
+        limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
+        limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self.tokenizer = load_tokenizer(source)
@@ -108,7 +105,7 @@ class LLM:
         prompts : a prompt, or an iterable of prompts
         sampling : SamplingParams, or one per prompt
         progress : bool
-            Show a bar of answered prompts (environment variable TQDM_DISABLE=1 hides it).
+            Show a bar of answered prompts (TQDM_DISABLE=1 in the environment hides it).
 
         Raises
         ------
@@ -163,6 +160,14 @@ class LLM:
         if request.sampling.num_samples > 1:
             raise InvalidRequestError(f"a stream gives one answer, got n = {request.sampling.num_samples}")
         return TextStream(self._engine, request)
+
+    def beam_search(self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+        """Find the likeliest answers; `choices` of an output are all `beam_width`. Needs all pages, as `run` does."""
+        requests = self.requests(prompts)
+        new_engine = partial(_new_engine, self.runner, Lockstep(), self._limits)
+        with self._engine.replaced(new_engine, "beam_search") as engine:
+            found = beam_search(engine.scheduler, self.runner, requests, params)
+        return [output_of_beams(r, beams, self.tokenizer) for r, beams in zip(requests, found, strict=True)]
 
     # ---- experiments ---------------------------------------------------------------------------------------------
 

@@ -153,10 +153,9 @@ class Planner:
         named = policy.make_way(newcomer, running)
         if foreign := [r for r in named if r not in running]:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
-        kin = (newcomer.parent or newcomer).samples  # it may begin from their pages
-        victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen and r not in kin]
-        computed, shared, *_ = find_start(newcomer, self.scheduler.prefix_cache)
-        stop = min(computed + tokens, newcomer.num_tokens)
+        victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
+        shared = self.scheduler.prefix_cache.find(newcomer)  # and no pages of its kin, who may be among the victims
+        stop = min(newcomer.num_computed_tokens + len(shared) * self.pool.page_size + tokens, newcomer.num_tokens)
         need = self.pool.pages_for(max(reserve_of(policy, newcomer), stop)) - len(shared)
         held = sum(self.pool.count_exclusive(r.pages) for r in victims)
         if need > self.pool.num_available + held:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from threading import Lock
 
+from contbatch.beam_search import BeamSearchResult
 from contbatch.engine import Engine
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
@@ -50,6 +51,19 @@ def _answer(sample: Request, request: Request, tokenizer: Tokenizer) -> RequestO
         cumulative_logprob=sample.cumulative_logprob,
         prompt_logprobs=None if prompt is None else tuple(scores and with_text(scores) for scores in prompt),
     )
+
+
+def output_of_beams(request: Request, result: BeamSearchResult, tokenizer: Tokenizer) -> RequestOutput:
+    """Return what a beam search found for the prompt of a request, the best first."""
+    prompt = tuple(request.prompt_token_ids or ())
+    answers = []
+    for found in result.hypotheses:
+        text = tokenizer.decode(found.token_ids)
+        of = request.request_id, prompt, text, found.token_ids, found.finish_reason, None
+        answers.append(RequestOutput(*of, cumulative_logprob=found.cumulative_logprob))
+    if result.error is not None:
+        return RequestOutput(request.request_id, prompt, "", (), "error", result.error)
+    return replace(answers[0], further=tuple(answers[1:]))
 
 
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
@@ -156,13 +170,19 @@ class TextEngine:
     def run(self, new_engine: NewEngine, requests: Iterable[Request], *, progress: bool) -> Result:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
         requests = list(requests)  # a generator may do anything, such as calling back
+        with self.replaced(new_engine, "run") as engine:
+            return engine.run(requests, progress=progress)
+
+    @contextmanager
+    def replaced(self, new_engine: NewEngine, caller: str) -> Iterator[Engine]:
+        """Lend another engine with all pages to it; `RunnerError` while anything else is going on."""
         with self._lock:
             self._abort_dropped()
             if self._engine.has_requests:
-                raise RunnerError("run() needs all pages, but a stream or another call is not finished")
+                raise RunnerError(f"{caller}() needs all pages, but a stream or another call is not finished")
             texts = _Texts(self._tokenizer)
             try:
-                return new_engine(texts.on_token).run(requests, progress=progress)
+                yield new_engine(texts.on_token)
             finally:
                 self._engine = self._new_engine(self._texts.on_token)  # the pages hold something else than it remembers
 
