@@ -157,7 +157,7 @@ class Planner:
         shared = self.scheduler.prefix_cache.find(newcomer)  # and no pages of its kin, who may be among the victims
         stop = min(newcomer.num_computed_tokens + len(shared) * self.pool.page_size + tokens, newcomer.num_tokens)
         need = self.pool.pages_for(max(reserve_of(policy, newcomer), stop)) - len(shared)
-        held = sum(self.pool.count_exclusive(r.pages) for r in victims)
+        held = self.pool.count_exclusive(page for r in victims for page in r.pages)
         if need > self.pool.num_available + held:
             return
         while victims and newcomer.status is not RUNNING:

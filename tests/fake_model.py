@@ -28,6 +28,7 @@ class FakeModel:
     """Pages hold token ids; `crash` names the calls, from 0, that raise with half of the tokens written."""
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
+    logits_of = staticmethod(logits_of)
 
     def __init__(self, num_pages, page_size, num_host_pages=0, crash=(), poison=()):
         self.num_pages, self.page_size = num_pages, page_size
@@ -53,7 +54,7 @@ class FakeModel:
         for i in inputs["logits_indices"]:
             table, count = where[i]
             tokens = tuple(self.slots[table].ravel()[:count].tolist())
-            rows.append(np.full(VOCABULARY, np.nan, np.float32) if tokens in self.poison else logits_of(tokens))
+            rows.append(np.full(VOCABULARY, np.nan, np.float32) if tokens in self.poison else self.logits_of(tokens))
         self.num_logits += len(rows)
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+from contbatch.policies import Policy
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 
@@ -79,7 +80,7 @@ def check_step(scheduler, step):
     assert step.num_tokens == sum(g.num_tokens for g in step.grants) <= scheduler.max_num_batched_tokens
     granted = [g.request for g in step.grants]
     assert len({id(r) for r in granted}) == len(granted) <= scheduler.max_num_seqs
-    if not getattr(scheduler.policy, "preempt", False):
+    if type(scheduler.policy).make_way is Policy.make_way or not getattr(scheduler.policy, "preempt", True):
         assert not (step.admitted and step.preempted), "a step admits or preempts, never both"
     assert all(r in granted for r in step.admitted), "admitted, but granted nothing"
     assert all(r.status in (PREEMPTED, SWAPPED) for r in step.preempted)

@@ -1,7 +1,7 @@
 """Groups that stay together."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contbatch.policies.chunked_prefill import ChunkedPrefill
 from contbatch.policies.policy import Plan
@@ -16,21 +16,19 @@ class Lockstep(ChunkedPrefill):
     one that is behind has none.
     """
 
+    _least: dict[Hashable, int] = field(default_factory=dict, init=False, compare=False)
+    """Fewest output tokens of each client's requests."""
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: D102
-        everybody = [*running, *waiting]
-        least = _shortest(everybody)
-        behind = [r for r in everybody if r.num_output_tokens == least[r.client_id]]
-        here = set(running)
-        yield from super().plan([r for r in behind if r not in here], [r for r in behind if r in here], budget)
+        waiting = list(waiting)
+        self._least.clear()
+        for r in (*running, *waiting):
+            self._least[r.client_id] = min(r.num_output_tokens, self._least.get(r.client_id, r.num_output_tokens))
+        waiting, running = ([r for r in requests if not self._is_ahead(r)] for requests in (waiting, running))
+        yield from super().plan(waiting, running, budget)
 
-    def make_way(self, newcomer: Request, running: Sequence[Request]) -> Sequence[Request]:  # noqa: D102
-        least = _shortest([newcomer, *running])
-        return [r for r in running if r.num_output_tokens > least[r.client_id]]
+    def make_way(self, newcomer: Request, running: Sequence[Request]) -> Sequence[Request]:  # noqa: ARG002, D102
+        return [r for r in running if self._is_ahead(r)]
 
-
-def _shortest(requests: Iterable[Request]) -> dict[Hashable, int]:
-    """Return the fewest output tokens of each client's requests."""
-    least: dict[Hashable, int] = {}
-    for r in requests:
-        least[r.client_id] = min(r.num_output_tokens, least.get(r.client_id, r.num_output_tokens))
-    return least
+    def _is_ahead(self, request: Request) -> bool:
+        return request.num_output_tokens > self._least[request.client_id]
