@@ -70,6 +70,7 @@ class Recorder:
         self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
         self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
         self._counts += (pool.num_cached, step.num_evictions)
+        self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""

@@ -1,7 +1,6 @@
 """Several answers, swap and their outputs through the facade."""
 
 import pytest
-from smollm2 import model_path
 from tiny_llm import PROMPTS, greedy, write_tiny
 
 import contbatch as cb
@@ -112,18 +111,3 @@ def test_bad_values_are_named(llm):
         llm.run(llm.requests(PROMPTS), num_host_pages=41)
     with pytest.raises(InvalidRequestError, match="num_host_pages"):
         llm.run(llm.requests(PROMPTS), num_host_pages=-1)
-
-
-def test_the_real_model_swapped_computed_again_and_undisturbed():
-    prompts = ["The capital of France is", "1, 2, 3, 4,", "Once upon a time, there was a"]
-    sampling = cb.SamplingParams(max_tokens=14, temperature=0.8, seed=1, n=2, ignore_eos=True)
-    with cb.LLM(model_path(), num_pages=24, num_host_pages=24) as llm:
-        tokens, counts = [], []
-        for limits in ({}, {"num_pages": 6}, {"num_pages": 6, "num_host_pages": 0}):
-            requests = llm.requests(prompts, sampling)
-            llm.run(requests, **limits)
-            tokens.append(answers(llm, requests))
-            samples = [s for r in requests for s in r.samples]
-            counts.append((sum(s.num_preemptions for s in samples) > 0, sum(s.num_swaps for s in samples) > 0))
-    assert counts == [(False, False), (True, True), (True, False)]
-    assert tokens[0] == tokens[1] == tokens[2]
