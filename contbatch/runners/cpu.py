@@ -22,40 +22,20 @@ from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention, plan_step
-from contbatch.runners.page_moves import move_pages
+from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.step import PageMove
 
-PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16}
-"""Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
 _KIND = type("PagedAttention", (), {})()
 """Its type's name is how OpenVINO calls the operator."""
 
 
-class _Pages:
-    """Keys and values of all layers, and the step being computed: what the graph's attention nodes share."""
-
-    def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, num_host_pages: int, precision: str
-    ) -> None:
-        page = (page_size, config.kv_num_heads, config.head_size)
-        self.shape = (num_pages, *page)
-        dtype, layers = PAGE_DTYPES[precision], config.num_layers
-        self.key_caches, self.value_caches = (np.zeros((layers, *self.shape), dtype) for _ in range(2))
-        self.host = [np.zeros((num_host_pages, layers, *page), dtype) for _ in range(2)]
-        """Keys and values of requests swapped out, page by page."""
-        self.plan: StepPlan | None = None
-        self.error: BaseException | None = None
-        self.nodes: list[_Attention] = []
-        """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
-
-
 class _Attention(ov.Op):  # type: ignore[misc]
     """A PagedAttention node inside OpenVINO's graph: packed queries, keys and values in, attention out."""
 
-    def __init__(self, inputs: list[ov.Output] | None, pages: _Pages, layer: int, width: int) -> None:
+    def __init__(self, inputs: list[ov.Output] | None, pages: CPUPages, layer: int, width: int) -> None:
         self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
         # OpenVINO would have `self` here and hold it for ever, in a cycle that no garbage collector sees: weights and
         # pages would never be freed. So the model holds the nodes, and these know the pages by a weak proxy.
@@ -87,7 +67,7 @@ class _Attention(ov.Op):  # type: ignore[misc]
         return True
 
 
-def _compile(path: str, config: ModelConfig, pages: _Pages, options: dict[str, Any]) -> ov.InferRequest:
+def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str, Any]) -> ov.InferRequest:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
     layers, shared = iter(range(config.num_layers)), proxy(pages)
 
@@ -171,7 +151,7 @@ class CPUModel:
         self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
         self.num_threads = num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
-        self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, num_host_pages, precision)
+        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, precision)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
         if num_threads is not None:
             options["INFERENCE_NUM_THREADS"] = num_threads
@@ -179,7 +159,7 @@ class CPUModel:
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
                 self._request = _compile(str(Path(path)), self.config, self._pages, options)
-            self._nodes: list[_Attention] | None = self._pages.nodes.copy()
+            self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
             raise
@@ -242,8 +222,7 @@ class CPUModel:
         with self._lock:
             if self._pages is None:
                 raise RunnerError("move_pages() after close()")
-            device = [caches.swapaxes(0, 1) for caches in (self._pages.key_caches, self._pages.value_caches)]
-            move_pages(moves, device, self._pages.host)
+            self._pages.move(moves)
 
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
