@@ -150,6 +150,23 @@ def test_a_shared_page_is_copied_out_and_stays_with_those_who_hold_it():
     assert len(b.host_pages) == 3
 
 
+def test_who_finds_more_in_the_cache_than_it_had_computed_takes_that():
+    """Swapped out after the first chunk of its prompt, while another computes the same prompt to its end."""
+    prompt = [1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]
+    a, b = ask("a", prompt, 3), ask("b", prompt, 3)
+    a.priority, b.priority = 1, 0
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 4, "num_host_pages": 9, "prefix_cache": True}
+    scheduler = scheduler_of(Priority(preempt=True), a, num_pages=9, **limits)
+    serve(scheduler, 1)
+    scheduler.add(b)
+    steps = serve(scheduler)
+    assert table(steps)[0] == "b4 -a"
+    assert len(steps[0].moves) == 1
+    [back] = [s for s in steps if a in s.admitted]
+    assert (back.moves, back.num_cached_tokens, back.grants[0].start) == ([], 8, 8)
+    assert all(r.output_token_ids == solo(r)[0] for r in (a, b))
+
+
 # ---- steps that are never updated ----------------------------------------------------------------------------------
 
 
