@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
-from contbatch.checks import require_counts
+from contbatch.checks import require, require_counts
 from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
@@ -117,7 +117,8 @@ class Scheduler:
         Full pages are shared; of a page that both go on writing the child gets a copy. If the parent runs no more when
         the child is admitted, the child computes its tokens itself.
         """
-        common = child.num_tokens - 1
+        common, n = child.num_tokens - 1, child.sampling.num_samples
+        require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)

@@ -229,6 +229,18 @@ def test_a_missing_token_of_a_sample_is_an_error_that_changes_nothing():
     assert [r.output_token_ids for r in a.samples] == [[1], [2], [3]]
 
 
+@pytest.mark.parametrize("at", ["a", "a#1", "a#2"])
+@pytest.mark.parametrize("ends", ["a", "a#2"])
+def test_a_callback_may_abort_samples_that_have_no_token_yet(at, ends):
+    a, other = several(n=3), request("o", 3, 3)
+    scheduler = scheduler_of(ChunkedPrefill(), a, other)
+    serve(scheduler, on_token=lambda r: scheduler.abort(ends) if r.request_id == at else None)
+    gone = a.samples if ends == "a" else [a.children[1]]
+    assert all(r.finish_reason == "abort" for r in gone)
+    same(other, *(r for r in a.samples if r not in gone))
+    assert len(scheduler.ended) == 4
+
+
 class Interrupt(BaseException):
     pass
 
@@ -355,4 +367,7 @@ def test_a_fork_of_other_tokens_is_refused():
     for other in (ask("b", [1, 2, 3, 9, 5]), ask("c", [1, 2, 3, 4, 5], salt="x"), ask("d", [1] * 9)):
         with pytest.raises(InvalidRequestError, match="does not go on from"):
             scheduler.fork(a, other)
+    several_of_it = Request("e", a.prompt_token_ids, SamplingParams(n=2))
+    with pytest.raises(InvalidRequestError, match="n of the forked request 'e' must be 1, got 2"):
+        scheduler.fork(a, several_of_it)
     assert set(scheduler.requests) == {"a"}
