@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from contbatch import arrivals, errors, lengths, plots, traces
+    from contbatch.beam_search import BeamSearchParams
     from contbatch.cost import CostModel, Linear
     from contbatch.engine import Engine, StepResult
     from contbatch.hardware import Hardware
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from contbatch.scheduler import Scheduler
     from contbatch.sessions import AgentLoops, ClosedLoop, Conversations
     from contbatch.simulation import Simulated, simulate
-    from contbatch.step import Grant, SchedulerOutput
+    from contbatch.step import Grant, PageMove, SchedulerOutput
     from contbatch.step_shape import StepShape
+    from contbatch.swap_space import SwapSpace
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
@@ -53,6 +55,7 @@ _WHERE = {
     "plots": "",
     "traces": "",
     "AgentLoops": "sessions",
+    "BeamSearchParams": "beam_search",
     "ChunkedPrefill": "policies",
     "Client": "turn",
     "ClosedLoop": "sessions",
@@ -75,6 +78,7 @@ _WHERE = {
     "OneAtATime": "policies",
     "OpenLoop": "workload",
     "Orca": "policies",
+    "PageMove": "step",
     "PagePool": "pages",
     "Poisson": "workload",
     "Policy": "policies",
@@ -95,6 +99,7 @@ _WHERE = {
     "StaticBatching": "policies",
     "StepResult": "engine",
     "StepShape": "step_shape",
+    "SwapSpace": "swap_space",
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
@@ -104,6 +109,7 @@ _WHERE = {
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
     "SamplingParams",
+    "BeamSearchParams",
     "Request",
     "RequestStatus",
     "RequestOutput",
@@ -123,7 +129,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Scheduler",
     "SchedulerOutput",
     "Grant",
+    "PageMove",
     "PagePool",
+    "SwapSpace",
     "PrefixCache",
     "Engine",
     "StepResult",

@@ -14,6 +14,7 @@ from contbatch.metrics import Result
 from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
 from contbatch.request import Request
+from contbatch.samples import sample_ids
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
 
@@ -23,7 +24,7 @@ class StepResult:
     """What a runner made of a step."""
 
     tokens: Mapping[int | str, int]
-    """The sampled token by request id, for every grant that samples."""
+    """The sampled token by request id, for every grant that samples and everybody forked."""
     elapsed_s: float
     """Seconds the step took: predicted by a simulation, measured by a real runner."""
     errors: Mapping[int | str, Exception] = field(default_factory=dict)
@@ -43,7 +44,10 @@ class Runner(Protocol):
         ...
 
     def execute(self, step: SchedulerOutput) -> StepResult:
-        """Compute the step; raise only if the whole step is lost."""
+        """Do the step's page moves in their order, then compute it; raise only if the whole step is lost.
+
+        Who has children in `step.forked` draws a token for each of them too, from the same logits.
+        """
         ...
 
 
@@ -93,17 +97,20 @@ class Engine:
         """
         self.scheduler.validate(request)
         self.runner.validate(request)
-        if request.request_id in self._arriving_ids:
-            raise InvalidRequestError(f"request id {request.request_id!r} is already in use by an arriving request")
-        self._arriving_ids[request.request_id] = request
+        names = sample_ids(request)
+        for name in names:
+            if name in self._arriving_ids:
+                raise InvalidRequestError(f"request id {name!r} is already in use by an arriving request")
+        self._arriving_ids |= dict.fromkeys(names, request)
         heappush(self._arriving, (request.arrival_time, self._num_added, request))
         self._num_added += 1
         self._take_arrivals()
 
     def abort(self, request_id: int | str) -> None:
         """End a request in any state; unknown ids are ignored."""
-        if (request := self._arriving_ids.pop(request_id, None)) is not None:
-            self.scheduler.add(request)
+        if (request := self._arriving_ids.get(request_id)) is not None:
+            request_id = request.request_id  # before it arrives a further sample can't end without the others
+            self._arrive(request)
         self.scheduler.abort(request_id)
         if not self._is_stepping:  # else, as in on_token, it leaves with the step
             self._record_left()
@@ -157,9 +164,12 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         while self._next_arrival() <= self.now:
-            request = heappop(self._arriving)[2]
-            del self._arriving_ids[request.request_id]
-            self.scheduler.add(request)
+            self._arrive(heappop(self._arriving)[2])
+
+    def _arrive(self, request: Request) -> None:
+        for name in sample_ids(request):
+            del self._arriving_ids[name]
+        self.scheduler.add(request)
 
     def run(
         self, requests: Iterable[Request] = (), *, on_finish: OnFinish | None = None, progress: bool = False
@@ -187,8 +197,9 @@ class Engine:
             with progress_bar(len(names), "request", progress) as bar:
                 while self.has_requests:
                     if left := self.step():
-                        bar.update(len(left))
-                        for request in left:
+                        ended = [r for r in left if not r.sample_index]
+                        bar.update(len(ended))
+                        for request in ended:
                             self._submit(on_finish(request, self.now), on_finish, names)
                         bar.total = len(names)
         except BaseException:

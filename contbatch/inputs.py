@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from contbatch.errors import RunnerError
 from contbatch.request import Request
+from contbatch.samples import unforked
 from contbatch.step import SchedulerOutput
 
 
@@ -24,11 +25,11 @@ class StepInputs:
     block_table: NDArray[np.int32]
     """(num_seqs, max_pages) page ids, -1 where unmapped"""
     logits_indices: NDArray[np.int64]
-    """(num_logits,) rows of the batch whose logits are wanted: those of `scored`, then one of each `sampled`"""
+    """(num_logits,) rows of the batch whose logits are wanted: those of `scored`, then one for each `sampled`"""
     scored: list[tuple[Request, range]]
     """Prompts whose log-probabilities are wanted: the logits of these positions, each telling of the token after it"""
     sampled: list[Request]
-    """The requests that get a token from their logits"""
+    """The requests that get a token from their logits; of a prompt with several samples all, from the same row"""
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the arrays by name, as an exported model takes them."""
@@ -81,6 +82,9 @@ def pack(step: SchedulerOutput) -> StepInputs:
         if samples:
             last.append(len(input_ids) - 1)
             sampled.append(request)
+            for child in unforked(request) if request.children else ():
+                last.append(len(input_ids) - 1)
+                sampled.append(child)
     pages = [grant.request.pages for grant in step.grants]
     table = np.full((len(pages), max(map(len, pages), default=0)), -1, np.int32)
     for row, ids in zip(table, pages, strict=True):

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from contbatch.backends import BACKENDS
+from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.engine import Engine
@@ -13,6 +14,7 @@ from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.policies.lockstep import Lockstep
 from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, encode, listed, parts
 from contbatch.request import Request, RequestStatus
@@ -20,7 +22,7 @@ from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine, output_of
+from contbatch.text_engine import TextEngine, output_of, output_of_beams
 from contbatch.tokenizer import load_tokenizer
 
 
@@ -50,6 +52,8 @@ class LLM:
         Seats, and the token budget of a step.
     prefix_cache : bool
         Whether prompts that begin alike share the pages of that beginning, also with answered ones.
+    num_host_pages : int
+        Pages in host memory for requests that are preempted; without room there they are computed again.
     num_threads : int, optional
         CPU threads; all cores if None. "reference" takes none.
     """
@@ -66,23 +70,21 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         prefix_cache: bool = False,
+        num_host_pages: int = 0,
         num_threads: int | None = None,
     ) -> None:
         if backend not in BACKENDS:
             raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
         self.policy = policy or ChunkedPrefill()
-        self._limits: dict[str, Any] = {
-            "num_pages": num_pages,
-            "page_size": page_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "prefix_cache": prefix_cache,
-        }
+        limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
+        limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self.tokenizer = load_tokenizer(source)
         path = build(source) / "model.onnx"
-        self.runner = BACKENDS[backend](path, num_pages, page_size, precision=precision, num_threads=num_threads)
+        sizes = num_pages, page_size, num_host_pages
+        self.runner = BACKENDS[backend](path, *sizes, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(partial(_new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -103,7 +105,7 @@ class LLM:
         prompts : a prompt, or an iterable of prompts
         sampling : SamplingParams, or one per prompt
         progress : bool
-            Show a bar of answered prompts (environment variable TQDM_DISABLE=1 hides it).
+            Show a bar of answered prompts (TQDM_DISABLE=1 in the environment hides it).
 
         Raises
         ------
@@ -113,7 +115,8 @@ class LLM:
         Notes
         -----
         A request that fails on the way gets the finish reason "error" and its `error`; the others go on. If
-        interrupted, all pages are given back and the next call works.
+        interrupted, all pages are given back and the next call works. With `SamplingParams.n` > 1 an output is the
+        first, or with `best_of` the best, of n answers; all are in its `choices`.
         """
         requests = live = self.requests(prompts, sampling)
         try:
@@ -122,7 +125,7 @@ class LLM:
                 while live:
                     self._engine.step()
                     done = len(live)
-                    live = [r for r in live if r.status is not RequestStatus.FINISHED]
+                    live = [r for r in live if any(s.status is not RequestStatus.FINISHED for s in r.samples)]
                     if done := done - len(live):
                         bar.update(done)
         except BaseException:
@@ -154,7 +157,17 @@ class LLM:
         forgetting the stream aborts it. Other calls may run meanwhile: they share its batches.
         """
         [request] = self.requests([prompt], sampling)
+        if request.sampling.num_samples > 1:
+            raise InvalidRequestError(f"a stream gives one answer, got n = {request.sampling.num_samples}")
         return TextStream(self._engine, request)
+
+    def beam_search(self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+        """Find the likeliest answers; `choices` of an output are all `beam_width`. Needs all pages, as `run` does."""
+        requests = self.requests(prompts)
+        new_engine = partial(_new_engine, self.runner, Lockstep(), self._limits)
+        with self._engine.replaced(new_engine, "beam_search") as engine:
+            found = beam_search(engine.scheduler, self.runner, requests, params)
+        return [output_of_beams(r, beams, self.tokenizer) for r, beams in zip(requests, found, strict=True)]
 
     # ---- experiments ---------------------------------------------------------------------------------------------
 
@@ -191,6 +204,7 @@ class LLM:
         policy: Policy | None = None,
         *,
         num_pages: int | None = None,
+        num_host_pages: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         prefix_cache: bool | None = None,
@@ -207,11 +221,12 @@ class LLM:
             A stream or another thread's call is still going on: its pages are in use.
         """
         limits = {"num_pages": num_pages, "max_num_seqs": max_num_seqs, "prefix_cache": prefix_cache}
-        limits["max_num_batched_tokens"] = max_num_batched_tokens
+        limits |= {"max_num_batched_tokens": max_num_batched_tokens, "num_host_pages": num_host_pages}
         chosen = {name: value for name, value in limits.items() if value is not None}
-        have = self._limits["num_pages"]
-        if isinstance(num_pages, int) and num_pages > have:
-            raise InvalidRequestError(f"num_pages must be at most the {have} pages of this LLM, got {num_pages}")
+        for name in ("num_pages", "num_host_pages"):
+            asked, have = chosen.get(name), self._limits[name]
+            if isinstance(asked, int) and asked > have:
+                raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
         new_engine = partial(_new_engine, self.runner, policy or self.policy, {**self._limits, **chosen})
         return self._engine.run(new_engine, requests, progress=progress)
 

@@ -17,10 +17,11 @@ from contbatch.request import Request
 STEP_COLUMNS = [
     *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
     *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
-    *("cached_pages", "evictions", "decode_context", "prefill_context", "prefill_pairs", "sampled_tokens", "left"),
+    *("cached_pages", "evictions", "pages_out", "pages_in", "pages_copied", "decode_context", "prefill_context"),
+    *("prefill_pairs", "sampled_tokens", "left"),
 ]
 REQUEST_COLUMNS = [
-    *("request_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
+    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     *("normalized_latency_s", "max_itl_s"),
 ]
@@ -39,6 +40,7 @@ def request_row(
     itl = max(b - a for a, b in pairwise(token_s)) if in_pieces else NAN
     row: tuple[object, ...] = (
         request.request_id,
+        request.sample_index,
         arrival,
         admitted_s,
         first,
@@ -110,11 +112,11 @@ class Result:
         `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
         taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
         share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
-        those admitted that the prefix cache held.
+        those admitted that the prefix cache held. `pages_moved` are pages swapped out, swapped in and copied for forks.
         """
         done, steps = self.finished, self.steps
         tokens = int(done.output_tokens.sum())
-        prompts = self.requests[self.requests.admitted_s.notna()]
+        prompts = self.requests[self.requests.admitted_s.notna() & (self.requests["sample"] == 0)]
         held_slots = int(steps.live_pages.sum()) * self.page_size
         figures = {
             "requests": len(done),
@@ -131,6 +133,7 @@ class Result:
             "preemptions": int(self.requests.preemptions.sum()),
             "hit_rate": prompts.cached_tokens.sum() / prompts.prompt_tokens.sum() if len(prompts) else NAN,
             "evictions": int(steps.evictions.sum()),
+            "pages_moved": int(steps[["pages_out", "pages_in", "pages_copied"]].sum().sum()),
         }
         for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
             figures |= _spread(done[name], name)

@@ -20,5 +20,14 @@ class RequestOutput:
     """What went wrong if `finish_reason` is "error"."""
     logprobs: tuple[Logprobs, ...] | None = None
     """By output token, if `SamplingParams.logprobs` asked for them."""
+    cumulative_logprob: float | None = None
+    """Sum of the log-probabilities of `token_ids`, if `SamplingParams.logprobs` or `best_of` asked for them."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """By prompt token, if `SamplingParams.prompt_logprobs` asked for them; None for the first: nothing predicts it."""
+    further: tuple["RequestOutput", ...] = ()
+    """The other answers if `SamplingParams.n` asked for several."""
+
+    @property
+    def choices(self) -> "tuple[RequestOutput, ...]":
+        """All answers, this one first; with `best_of` or from a beam search the best comes first."""
+        return self, *self.further

@@ -112,8 +112,8 @@ class PagePool:
         return sum(page in self._cached for page in pages)
 
     def count_exclusive(self, pages: Iterable[int]) -> int:
-        """How many of `pages` have a single holder: its giving them back makes that many more available."""
-        return sum(self._counts[page] == 1 for page in pages)
+        """How many pages have all their holders in `pages`, once each: giving these back makes so many available."""
+        return sum(self._counts[page] == holders for page, holders in Counter(pages).items())
 
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""

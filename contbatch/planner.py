@@ -8,12 +8,15 @@ from contbatch.errors import PolicyError
 from contbatch.policies import Plan
 from contbatch.policies.answers import rank_of, reserve_of, victim_of
 from contbatch.request import Request, RequestStatus
-from contbatch.step import Grant, SchedulerOutput
+from contbatch.samples import unforked
+from contbatch.start import find_start
+from contbatch.step import Grant, PageMove, SchedulerOutput
 
 if TYPE_CHECKING:
     from contbatch.scheduler import Scheduler
 
 RUNNING, PREEMPTED, HELD = RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.HELD
+SWAPPED, FORKING = RequestStatus.SWAPPED, RequestStatus.FORKING
 
 
 class Planner:
@@ -38,7 +41,20 @@ class Planner:
         scheduler, step = self.scheduler, self.step
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
-        plan = self._checked(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
+        try:
+            self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
+        finally:  # whatever a policy raises, those admitted or preempted so far change sides
+            if step.admitted:
+                scheduler.waiting.remove(step.admitted)
+                scheduler.running += step.admitted
+            if step.preempted:
+                scheduler.running = [r for r in scheduler.running if r.seat is not None]
+                for request in step.preempted:
+                    scheduler.waiting.add(request)
+        step.num_evictions = self.pool.num_evictions - evictions
+
+    def _follow(self, plan: Plan) -> None:
+        step, plan = self.step, self._checked(plan)
         while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
             request, wanted = item
             tokens = min(wanted, self.budget - step.num_tokens)
@@ -52,7 +68,6 @@ class Planner:
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
                 self._make_way(request, tokens)
-        step.num_evictions = self.pool.num_evictions - evictions
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
@@ -68,7 +83,7 @@ class Planner:
         for item in plan:
             try:
                 request, wanted = item
-                known = requests.get(request.request_id) is request
+                known = requests.get(request.request_id) is request and request.status is not FORKING
             except (TypeError, ValueError, AttributeError):
                 raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
             if not known:
@@ -87,6 +102,8 @@ class Planner:
         samples = tokens == request.num_uncomputed_tokens
         self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, padding=False))
         self.step.num_tokens += tokens
+        if samples and request.children:
+            self.step.forked += unforked(request)
 
     def _pad(self, request: Request) -> None:
         """Compute the last token in pages again, for nothing: what a finished row of a padded batch costs."""
@@ -99,23 +116,34 @@ class Planner:
         if not scheduler.free_seats or not pool.num_available:
             self.admitting = False
             return
-        shared = cache.find(request)
-        cached = len(shared) * pool.page_size
-        tokens = min(tokens, request.num_tokens - cached)
-        need = pool.pages_for(max(reserve_of(scheduler.policy, request), cached + tokens)) - len(shared)
+        computed, shared, cached, partial = find_start(request, cache)
+        stop = min(computed + tokens, request.num_tokens)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
         left = pool.num_available - need - pool.count_cached(shared)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
             self.admitting = False
             return
         pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
-        request.num_computed_tokens = cached
+        if computed > cached:
+            self._move_in(request, len(shared), partial)
+        if request.host_pages:
+            scheduler.swap_space.give_back(request.host_pages)
+        request.num_computed_tokens = computed
         request.seat = heappop(scheduler.free_seats)
         request.status = RUNNING
         self.step.admitted.append(request)
         self.step.num_cached_tokens += cached
-        cache.count(request)
-        self._grant(request, tokens)
+        cache.count(request, cached)
+        self._grant(request, stop - computed)
+
+    def _move_in(self, request: Request, first: int, partial: int | None) -> None:
+        """Have the pages from place `first` on filled, which a request just admitted does not share with others."""
+        if partial is not None:
+            self.step.moves.append(PageMove("copy", partial, request.pages[first]))
+        back = zip(request.host_pages[first:], request.pages[first:], strict=False)
+        self.step.moves += [PageMove("in", host, page) for host, page in back]
+        self.step.moved.append(request)
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
@@ -126,9 +154,11 @@ class Planner:
         if foreign := [r for r in named if r not in running]:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
-        need = self.pool.pages_for(max(reserve_of(policy, newcomer), tokens))
-        held = sum(self.pool.count_exclusive(r.pages) for r in victims)
-        if need - len(self.scheduler.prefix_cache.find(newcomer)) > self.pool.num_available + held:
+        shared = self.scheduler.prefix_cache.find(newcomer)  # and no pages of its kin, who may be among the victims
+        stop = min(newcomer.num_computed_tokens + len(shared) * self.pool.page_size + tokens, newcomer.num_tokens)
+        need = self.pool.pages_for(max(reserve_of(policy, newcomer), stop)) - len(shared)
+        held = self.pool.count_exclusive(page for r in victims for page in r.pages)
+        if need > self.pool.num_available + held:
             return
         while victims and newcomer.status is not RUNNING:
             victims.remove(victim := victim_of(policy, tuple(victims)))
@@ -175,9 +205,38 @@ class Planner:
         return iter(rest)
 
     def _preempt(self, victim: Request) -> None:
-        victim.rank = rank_of(self.scheduler.policy, victim)  # first: if it raises, nothing has changed
-        self.scheduler.vacate(victim)
-        victim.num_computed_tokens = 0
+        """Take seat and pages; their content goes to host memory if the policy agrees and it has room."""
+        scheduler, step = self.scheduler, self.step
+        victim.rank = rank_of(scheduler.policy, victim)  # first: if it raises, nothing has changed
+        computed = victim.pages[: self.pool.pages_for(victim.num_computed_tokens)]
+        host_pages = scheduler.swap_space.take(len(computed)) if scheduler.policy.may_swap(victim) else []
+        scheduler.vacate(victim)
         victim.num_preemptions += 1
-        victim.status = PREEMPTED
-        self.step.preempted.append(victim)
+        step.preempted.append(victim)
+        if host_pages:
+            step.moves += [PageMove("out", page, host) for page, host in zip(computed, host_pages, strict=True)]
+            step.moved.append(victim)
+            victim.host_pages, victim.status = host_pages, SWAPPED
+            victim.num_swaps += 1
+        else:
+            victim.num_computed_tokens, victim.status = 0, PREEMPTED
+
+
+def abandon(step: SchedulerOutput, scheduler: "Scheduler") -> None:
+    """Have all computed again that needs the page moves of a step that was never updated: which were done is unknown.
+
+    Called once the step is planned, so those it moved run or wait.
+    """
+    for request in step.moved:
+        if request.status is RUNNING:
+            request.rank = rank_of(scheduler.policy, request)
+            scheduler.vacate(request)
+            scheduler.running.remove(request)
+            request.num_preemptions += 1
+            scheduler.waiting.add(request)
+        elif request.status is SWAPPED:
+            scheduler.swap_space.give_back(request.host_pages)
+            request.num_swaps -= 1
+        else:
+            continue
+        request.num_computed_tokens, request.status = 0, PREEMPTED

@@ -92,12 +92,12 @@ class PrefixCache:
             parent = entry
         return found
 
-    def count(self, request: Request) -> None:
-        """Count a request just admitted, whose `num_computed_tokens` were found."""
-        if not request.num_preemptions:
-            request.num_cached_tokens = request.num_computed_tokens
+    def count(self, request: Request, num_cached_tokens: int) -> None:
+        """Count a request just admitted with what was found; one forked from a parent did not need the cache."""
+        if not request.num_preemptions and request.parent is None:
+            request.num_cached_tokens = num_cached_tokens
             self.num_prompt_tokens += request.num_prompt_tokens
-            self.num_cached_tokens += request.num_computed_tokens
+            self.num_cached_tokens += num_cached_tokens
 
     def publish_step(self, grants: Iterable[Grant]) -> None:
         """Publish the pages that a step has filled; a finished request's when it leaves: padding may write them."""

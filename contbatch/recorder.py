@@ -70,7 +70,9 @@ class Recorder:
         kv_tokens = computed - pool.page_size * (sum(len(r.pages) for r in running) - pool.num_live)
         self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
         self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
-        self._counts += (pool.num_cached, step.num_evictions, *StepShape.of(step.grants)[-3:])
+        self._counts += (pool.num_cached, step.num_evictions)
+        self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
+        self._counts += StepShape.of(step.grants)[-3:]
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
@@ -81,6 +83,10 @@ class Recorder:
                 sampled += self._note_tokens(request, end_s)
             if request.status is HELD:
                 self._turn(request, "held", step.step + 1, end_s)
+        for child in step.forked:
+            if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
+                self._live[child.request_id] = _Live(self._live[child.parent.request_id].admitted_s)
+                sampled += self._note_tokens(child, end_s)
         self._steps.append((step.step, now, elapsed_s, host_s, *self._counts, sampled, len(left)))
         self.leave(left, step.step + 1, end_s)
 
@@ -124,7 +130,7 @@ class Recorder:
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live(now if kind else float("nan"))
-        if live.kind == kind:
+        if live.kind == kind and live.seat == request.seat:
             return
         if live.kind and live.start_step < step:  # else of an interrupted step
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now))

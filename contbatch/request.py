@@ -15,7 +15,11 @@ class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Back among the waiting, its pages taken away."""
+    """Back among the waiting, its pages taken away: to be computed again."""
+    SWAPPED = "swapped"
+    """Back among the waiting, its pages in host memory."""
+    FORKING = "forking"
+    """A further sample of a prompt that is not finished yet: starts to wait with its first token."""
     HELD = "held"
     """Finished, but static batching keeps its seat and pages until the longest of its batch ends."""
     FINISHED = "finished"
@@ -49,33 +53,15 @@ class Request:
         Only requests of equal salt (or all of none) share pages of a common prefix.
     """
 
+    # fmt: off
     __slots__ = (
-        "arrival_time",
-        "cache_salt",
-        "client_id",
-        "eos_token_ids",
-        "error",
-        "expected_output_tokens",
-        "finish_reason",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "order",
-        "output_token_ids",
-        "pages",
-        "priority",
-        "prompt_token_ids",
-        "rank",
-        "request_id",
-        "sampling",
-        "scores",
-        "seat",
-        "status",
-        "stop_ids",
-        "tpot_target_s",
-        "ttft_target_s",
+        "arrival_time", "cache_salt", "children", "client_id", "eos_token_ids", "error",
+        "expected_output_tokens", "finish_reason", "host_pages", "num_cached_tokens", "num_computed_tokens",
+        "num_forked_tokens", "num_preemptions", "num_prompt_tokens", "num_swaps", "order", "output_token_ids",
+        "pages", "parent", "priority", "prompt_token_ids", "rank", "request_id", "sample_index", "sampling",
+        "scores", "seat", "status", "stop_ids", "tpot_target_s", "ttft_target_s",
     )
+    # fmt: on
 
     def __init__(
         self,
@@ -131,12 +117,24 @@ class Request:
         """Prompt tokens found in the prefix cache when it was first admitted."""
         self.pages: list[int] = []
         """The page table: page ids in token order."""
+        self.host_pages: list[int] = []
+        """While swapped out: host page ids in token order."""
         self.seat: int | None = None
         self.order = -1
         """Number given by the scheduler on arrival: breaks ties between equal arrival times."""
         self.rank = 0.0
         """Place among the waiting, given by the policy: see `Policy.rank`."""
         self.num_preemptions = 0
+        """Of both kinds, by recomputation and by swap."""
+        self.num_swaps = 0
+        self.children: tuple[Request, ...] = ()
+        """The further samples of this prompt, made by the scheduler (see `SamplingParams.n`)."""
+        self.sample_index = 0
+        """0, or which of the children this is."""
+        self.parent: Request | None = None
+        """Whose pages this request may begin from while both are live."""
+        self.num_forked_tokens = 0
+        """First so many tokens that it has in common with `parent`, or with the other samples of its prompt."""
         self.finish_reason: str | None = None
         """None while live, then "length", "stop", "abort", "error" or (never run, see `Engine.run`) "rejected"."""
         self.error: Exception | None = None
@@ -181,6 +179,19 @@ class Request:
     def is_finished(self) -> bool:
         """Generation has ended (the seat may still be held, see `RequestStatus.HELD`)."""
         return self.finish_reason is not None
+
+    @property
+    def samples(self) -> "tuple[Request, ...]":
+        """All samples of the prompt, this one first."""
+        return self, *self.children
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of the output tokens; None unless `sampling.logprobs` asks for them."""
+        scores = self.logprobs
+        if scores is None:
+            return None
+        return sum(score[token].logprob for score, token in zip(scores, self.output_token_ids, strict=False))
 
     def take(self, token: int) -> None:
         """Take in the next output token; `finish_reason` tells whether it is the last."""

@@ -58,7 +58,7 @@ def sample(
     LogitsError
         Wrong type or shape.
     InvalidRequestError
-        The seed or position of a sampled row is not an integer in [0, 2**64).
+        The seed of a sampled row is not an integer in [0, 2**128), or its position in [0, 2**64).
     """
     _check(logits, params, seeds, positions)
     token_ids, largest = _largest(logits, adjusted)
@@ -86,10 +86,11 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     state = stream.state
     draws = np.empty(len(seeds), np.float64)
     for i, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        for name, value in (("seed", seed), ("position", position)):
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**64):
-                raise InvalidRequestError(f"{name} must be an integer in [0, 2**64), got {value!r}")
-        state["state"]["key"][0], state["state"]["counter"][0] = seed, position
+        for name, value, bits in (("seed", seed, 128), ("position", position, 64)):
+            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
+                raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
+        state["state"]["key"][:] = int(seed) & (2**64 - 1), int(seed) >> 64
+        state["state"]["counter"][0] = position
         stream.state = state
         draws[i] = (stream.random_raw() >> 11) * 2.0**-53
     return draws

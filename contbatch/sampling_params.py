@@ -25,6 +25,11 @@ class SamplingParams:
     ----------
     max_tokens : int
         Most output tokens, ≥ 1.
+    n : int
+        Answers to give to the prompt, ≥ 1, each drawn from a random stream of its own; greedy ones are all the same.
+    best_of : int or None
+        Answers to draw, ≥ n, of which the n with the largest cumulative log-probability are given (as in the first
+        vLLM); None draws n. Ranking needs log-probabilities: if more than n are drawn, `logprobs` is at least 0.
     temperature : float
         ≥ 0; 0 is greedy (the default, so that results repeat).
     top_k : int
@@ -60,6 +65,8 @@ class SamplingParams:
     """
 
     max_tokens: int = 64
+    n: int = 1
+    best_of: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -78,6 +85,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         require(is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer ≥ 1")
+        require(is_int(self.n, 1), "n", self.n, "an integer ≥ 1")
+        best_of_ok = self.best_of is None or is_int(self.best_of, self.n)
+        require(best_of_ok, "best_of", self.best_of, f"None or an integer ≥ n = {self.n}")
         require(
             is_real(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a finite number ≥ 0"
         )
@@ -98,6 +108,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             require(count is None or is_int(count, -1), name, count, "None or an integer ≥ -1")
+        if self.num_samples > self.n and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
 
     def _check_penalties(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -109,6 +121,11 @@ class SamplingParams:
         bias_ok = isinstance(bias, tuple) and all(map(_is_bias, bias))
         require(bias_ok, "logit_bias", self.logit_bias, "a mapping of token ids ≥ 0 to numbers in [-100, 100]")
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(bias).items())))
+
+    @property
+    def num_samples(self) -> int:
+        """Answers drawn: `best_of`, or `n` without it."""
+        return self.n if self.best_of is None else self.best_of
 
     def replace(self, **changes: object) -> "SamplingParams":
         """Return a copy with some fields changed; an unknown field raises `InvalidRequestError`."""

@@ -10,19 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
-from contbatch.checks import require_counts
+from contbatch.checks import require, require_counts
 from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
+from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
 from contbatch.pages import PagePool
-from contbatch.planner import Planner
+from contbatch.planner import Planner, abandon
 from contbatch.policies import Policy
 from contbatch.policies.answers import rank_of, reserve_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
+from contbatch.samples import live_samples, make_children, sample_ids, unforked
 from contbatch.step import SchedulerOutput
+from contbatch.swap_space import SwapSpace
 
-WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+FORKING, HELD, FINISHED = RequestStatus.FORKING, RequestStatus.HELD, RequestStatus.FINISHED
 
 
 class Scheduler:
@@ -42,6 +45,8 @@ class Scheduler:
         Most tokens (prompt + output) of a request; unlimited if None.
     prefix_cache : bool
         Whether requests share the pages of a common prefix, also with those that have left.
+    num_host_pages : int
+        Pages in host memory to which those of preempted requests go while there is room; they are computed again else.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Scheduler:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         prefix_cache: bool = False,
+        num_host_pages: int = 0,
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         require_counts(max_model_len=1 if max_model_len is None else max_model_len)
@@ -62,6 +68,7 @@ class Scheduler:
         self.policy = copy.deepcopy(policy)
         self.pool = PagePool(num_pages, page_size)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
+        self.swap_space = SwapSpace(num_host_pages)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
@@ -78,8 +85,9 @@ class Scheduler:
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
-        if request.request_id in self.requests:
-            raise InvalidRequestError(f"request id {request.request_id!r} is already in use by a live request")
+        for name in sample_ids(request):
+            if name in self.requests:
+                raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
         if request.order >= 0 or request.is_finished:
             raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
         prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
@@ -97,16 +105,31 @@ class Scheduler:
         """Queue a request; `InvalidRequestError` if it can never run."""
         self.validate(request)
         request.order = self._num_added
-        self._num_added += 1
+        self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
-        self.requests[request.request_id] = request
+        request.children = make_children(request)
+        self.requests |= {sample.request_id: sample for sample in request.samples}
         self.waiting.add(request)
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """Queue a request whose known tokens but the last are a live parent's, to begin from the parent's pages.
+
+        Full pages are shared; of a page that both go on writing the child gets a copy. If the parent runs no more when
+        the child is admitted, the child computes its tokens itself.
+        """
+        common, n = child.num_tokens - 1, child.sampling.num_samples
+        require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+        if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
+            raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
+        self.add(child)
+        child.parent, child.num_forked_tokens = parent, common
+
     def abort(self, request_id: int | str) -> None:
-        """End a live request in whatever state it is and free what it holds; unknown ids are ignored."""
-        if request_id in self.requests:
-            self._fail(self.requests[request_id], "abort", None)
-            self._settle()
+        """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
+        for request in live_samples(request_id, self.requests):
+            if request.status is not FINISHED:  # with its parent
+                self.fail(request, "abort", None)
+        self._settle()
 
     @property
     def has_requests(self) -> bool:
@@ -130,18 +153,15 @@ class Scheduler:
         StalledError
             Requests are live but the plan computes nothing, or only padding.
         """
-        self._open_step = None
-        step = SchedulerOutput(self.num_steps)
-        try:
-            Planner(self, step).run(now)
-        finally:  # whatever a policy raises, those admitted or preempted so far have changed sides
-            self._move(step)
+        if self._open_step is not None:
+            abandon(self._open_step, self)
+        step = self._open_step = SchedulerOutput(self.num_steps)
+        Planner(self, step).run(now)
         if self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(
                 f"{self.policy!r} planned nothing of use while {len(self.waiting)} requests wait and "
                 f"{len(self.running)} run ({self.pool.num_available} of {self.pool.num_pages} pages free)"
             )
-        self._open_step = step
         return step
 
     def vacate(self, request: Request) -> None:
@@ -150,15 +170,6 @@ class Scheduler:
             self.pool.give_back(request.pages)
             heappush(self.free_seats, request.seat)
         request.pages, request.seat = [], None
-
-    def _move(self, step: SchedulerOutput) -> None:
-        if step.admitted:
-            self.waiting.remove(step.admitted)
-            self.running += step.admitted
-        if step.preempted:
-            self.running = [r for r in self.running if r.status is not PREEMPTED]
-            for request in step.preempted:
-                self.waiting.add(request)
 
     # ---- after a step --------------------------------------------------------------------------------------------
 
@@ -188,37 +199,17 @@ class Scheduler:
         SchedulerError
             The step is not the latest, was updated before, or a token is missing. Nothing has changed then.
         """
-        errors, scores = errors or {}, scores or {}
         if step is not self._open_step:
             raise SchedulerError(f"step {step.step} was updated before, or planned anew since")
-        step.require_results(tokens, errors)
+        intake = Intake(self, step, tokens, errors or {}, scores or {}, on_token)
         self._open_step = None
         self.num_steps += 1
         try:
-            for request, start, num_tokens, samples, _ in step.grants:
-                if request.status is not RUNNING:  # aborted while the step ran, or padding
-                    continue
-                request.num_computed_tokens = start + num_tokens
-                request.scores += scores.get(request.request_id, ())
-                if request.request_id in errors:
-                    self._fail(request, "error", errors[request.request_id])
-                elif samples:
-                    self._append(request, tokens[request.request_id], on_token)
+            intake.run()
         finally:  # on_token may have been interrupted
             self.prefix_cache.publish_step(step.grants)
             self._settle()
         return self.drain_released()
-
-    def _append(self, request: Request, token: int, on_token: Callable[[Request], bool] | None) -> None:
-        request.take(token)
-        if on_token is None:
-            return
-        try:  # a user's callback: it may raise or be interrupted, abort this request or others
-            if on_token(request) and request.status is RUNNING:
-                request.finish_reason = "stop"
-        except Exception as error:
-            if request.status is RUNNING:
-                self._fail(request, "error", error)
 
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
@@ -227,24 +218,29 @@ class Scheduler:
             return
         if self.policy.may_leave(tuple(self.running)):
             for request in ended:
-                self._leave(request)
+                self.leave(request)
             self.running = [r for r in self.running if r.status is not FINISHED]
         else:
             for request in ended:
                 request.status = HELD
 
-    def _leave(self, request: Request) -> None:
-        self.prefix_cache.leave(request)
+    def leave(self, request: Request) -> None:
+        """Take a request out of those that live; its place among the running or waiting is the caller's to clear."""
+        if request.seat is not None and (self._open_step is None or request not in self._open_step.moved):
+            self.prefix_cache.leave(request)
         self.vacate(request)
+        self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
         del self.requests[request.request_id]
         self._released.append(request)
 
-    def _fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
-        """End a request at once, without waiting for its batch."""
-        if request.seat is None:
-            self.waiting.remove([request])
-        else:
+    def fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
+        """End a request at once, without waiting for its batch, and the children that have no token yet."""
+        for child in unforked(request):
+            self.fail(child, reason, error)
+        if request.seat is not None:
             self.running.remove(request)
+        elif request.status is not FORKING:
+            self.waiting.remove([request])
         request.finish_reason, request.error = reason, error
-        self._leave(request)
+        self.leave(request)

@@ -76,9 +76,9 @@ class Simulated:
         """Most tokens of a request that the model was made for."""
         return model_shape(self.model).max_position
 
-    def runner(self) -> SimulatedRunner:
-        """Make a runner for `Engine`."""
-        return SimulatedRunner(self.cost or self.roofline)
+    def runner(self, page_size: int = 16) -> SimulatedRunner:
+        """Make a runner for `Engine`, on pages of so many tokens."""
+        return SimulatedRunner(self.cost or self.roofline, page_size)
 
     def replace(self, **changes: Any) -> "Simulated":
         """Return a copy with some fields changed; an unknown field raises `CostModelError`."""
@@ -99,6 +99,7 @@ def simulate(
     max_num_batched_tokens: int = 2048,
     max_model_len: int | None = None,
     prefix_cache: bool = False,
+    num_host_pages: int = 0,
     progress: bool = False,
 ) -> Result:
     """Run a workload to its end on a virtual clock, and return the tables of the run.
@@ -112,8 +113,8 @@ def simulate(
         `Simulated()` if None: OPT-13B on an A100 of 40 GB.
     num_pages : int, optional
         All that fit beside the weights if None.
-    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache
-        See `Scheduler`.
+    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache, num_host_pages
+        See `Scheduler`; swapping to host pages costs what `CostModel.swap_seconds` says.
     max_model_len : int, optional
         Longer requests are rejected; the model's own limit if None.
     progress : bool
@@ -129,7 +130,8 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
         prefix_cache=prefix_cache,
+        num_host_pages=num_host_pages,
     )
     source = workload.source(model_shape(backend.model).vocab_size)
-    engine = Engine(scheduler, backend.runner())
+    engine = Engine(scheduler, backend.runner(page_size))
     return engine.run(source.requests(), on_finish=source.on_finish, progress=progress)

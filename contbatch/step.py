@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from contbatch.errors import SchedulerError
 from contbatch.request import Request, RequestStatus
@@ -20,6 +20,15 @@ class Grant(NamedTuple):
     """A finished row computed again for nothing (static batching with `pad`)."""
 
 
+class PageMove(NamedTuple):
+    """A page whose content, of all layers, goes to another page."""
+
+    kind: Literal["copy", "out", "in"]
+    """"copy": between two device pages. "out": from a device page to a host page. "in": from host to device."""
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step: whose tokens to compute, and what changed on the way."""
@@ -28,6 +37,14 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    moves: list[PageMove] = field(default_factory=list)
+    """To be done before anything is computed, each after the one before it: a page may be emptied by one and filled by
+    the next."""
+    moved: list[Request] = field(default_factory=list)
+    """Those whose pages hold what they should only once all `moves` are done."""
+    forked: list[Request] = field(default_factory=list)
+    """Further samples of the prompts that are finished in this step: each draws its first token from its parent's
+    logits."""
     num_tokens: int = 0
     """Tokens computed, ≤ max_num_batched_tokens."""
     num_cached_tokens: int = 0
@@ -35,9 +52,14 @@ class SchedulerOutput:
     num_evictions: int = 0
     """Cached pages taken for other content."""
 
+    def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:
+        """Return (source, target) of the moves of one kind, in order: what a cost model has to price."""
+        return [(move.source, move.target) for move in self.moves if move.kind == kind]
+
     def require_results(self, tokens: Collection[int | str], errors: Collection[int | str]) -> None:
-        """Raise `SchedulerError` unless every running request that samples has a token or an error."""
-        for request, _, _, samples, _ in self.grants:
+        """Raise `SchedulerError` unless every live request that samples has a token or an error."""
+        sampling = [request for request, _, _, samples, _ in self.grants if samples]
+        for request in sampling + self.forked:
             name = request.request_id
-            if samples and name not in tokens and name not in errors and request.status is RequestStatus.RUNNING:
+            if name not in tokens and name not in errors and request.status is not RequestStatus.FINISHED:
                 raise SchedulerError(f"step {self.step} brought no token and no error for request {name!r}")

@@ -3,9 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from threading import Lock
 
+from contbatch.beam_search import BeamSearchResult
 from contbatch.engine import Engine
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
@@ -13,6 +15,7 @@ from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.request import Request
+from contbatch.samples import best_samples
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -22,26 +25,45 @@ def decoder_of(request: Request, tokenizer: Tokenizer) -> IncrementalDecoder:
 
 
 def output_of(request: Request, tokenizer: Tokenizer) -> RequestOutput:
-    """Return a request's answer as far as it has come, its text cut before a stop string."""
-    decoder = decoder_of(request, tokenizer)
-    for token in request.output_token_ids:
+    """Return the answers to a prompt as far as they have come, each text cut before a stop string."""
+    first, *further = (_answer(sample, request, tokenizer) for sample in best_samples(request))
+    return replace(first, further=tuple(further))
+
+
+def _answer(sample: Request, request: Request, tokenizer: Tokenizer) -> RequestOutput:
+    decoder = decoder_of(sample, tokenizer)
+    for token in sample.output_token_ids:
         decoder.push(token)
     decoder.flush()
 
     def with_text(scores: Logprobs) -> Logprobs:
         return {token: score._replace(decoded_token=tokenizer.token_text(token)) for token, score in scores.items()}
 
-    own, prompt = request.logprobs, request.prompt_logprobs
+    own, prompt = sample.logprobs, request.prompt_logprobs
     return RequestOutput(
         request_id=request.request_id,
         prompt_token_ids=tuple(request.prompt_token_ids or ()),
         text=decoder.text,
-        token_ids=tuple(request.output_token_ids),
-        finish_reason=request.finish_reason or "",
-        error=request.error,
+        token_ids=tuple(sample.output_token_ids),
+        finish_reason=sample.finish_reason or "",
+        error=sample.error,
         logprobs=None if own is None else tuple(map(with_text, own)),
+        cumulative_logprob=sample.cumulative_logprob,
         prompt_logprobs=None if prompt is None else tuple(scores and with_text(scores) for scores in prompt),
     )
+
+
+def output_of_beams(request: Request, result: BeamSearchResult, tokenizer: Tokenizer) -> RequestOutput:
+    """Return what a beam search found for the prompt of a request, the best first."""
+    prompt = tuple(request.prompt_token_ids or ())
+    answers = []
+    for found in result.hypotheses:
+        text = tokenizer.decode(found.token_ids)
+        of = request.request_id, prompt, text, found.token_ids, found.finish_reason, None
+        answers.append(RequestOutput(*of, cumulative_logprob=found.cumulative_logprob))
+    if result.error is not None:
+        return RequestOutput(request.request_id, prompt, "", (), "error", result.error)
+    return replace(answers[0], further=tuple(answers[1:]))
 
 
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
@@ -131,7 +153,7 @@ class TextEngine:
     def abandon(self, requests: Sequence[Request]) -> None:
         """Abort those of `requests` that are live."""
         with self._alone():
-            if set(self._engine.scheduler.requests.values()) <= set(requests):
+            if set(self._engine.scheduler.requests.values()) <= {s for r in requests for s in r.samples}:
                 # What was raised may have left the engine between two of its lines: with nobody else there, start anew.
                 self._engine = self._new_engine(self._texts.on_token)
             self._abort(requests)
@@ -148,13 +170,19 @@ class TextEngine:
     def run(self, new_engine: NewEngine, requests: Iterable[Request], *, progress: bool) -> Result:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
         requests = list(requests)  # a generator may do anything, such as calling back
+        with self.replaced(new_engine, "run") as engine:
+            return engine.run(requests, progress=progress)
+
+    @contextmanager
+    def replaced(self, new_engine: NewEngine, caller: str) -> Iterator[Engine]:
+        """Lend another engine with all pages to it; `RunnerError` while anything else is going on."""
         with self._lock:
             self._abort_dropped()
             if self._engine.has_requests:
-                raise RunnerError("run() needs all pages, but a stream or another call is not finished")
+                raise RunnerError(f"{caller}() needs all pages, but a stream or another call is not finished")
             texts = _Texts(self._tokenizer)
             try:
-                return new_engine(texts.on_token).run(requests, progress=progress)
+                yield new_engine(texts.on_token)
             finally:
                 self._engine = self._new_engine(self._texts.on_token)  # the pages hold something else than it remembers
 
@@ -163,7 +191,7 @@ class TextEngine:
             self._abort([self._dropped.popleft()])
 
     def _abort(self, requests: Iterable[Request]) -> None:
-        for request in requests:
+        for request in [sample for parent in requests for sample in parent.samples]:
             if self._engine.scheduler.requests.get(request.request_id) is request:
                 self._engine.abort(request.request_id)
             self._texts.end(request)

@@ -11,6 +11,7 @@ from invariants import CheckedScheduler
 from contbatch.engine import Engine
 from contbatch.request import Request
 from contbatch.runners.model_runner import ModelRunner
+from contbatch.runners.page_moves import move_pages
 from contbatch.sampler import sample
 
 VOCABULARY = 11
@@ -27,12 +28,16 @@ class FakeModel:
     """Pages hold token ids; `crash` names the calls, from 0, that raise with half of the tokens written."""
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
+    logits_of = staticmethod(logits_of)
 
-    def __init__(self, num_pages, page_size, crash=(), poison=()):
+    def __init__(self, num_pages, page_size, num_host_pages=0, crash=(), poison=()):
         self.num_pages, self.page_size = num_pages, page_size
-        self.slots = np.full((num_pages, page_size), -1)
+        self.slots, self.host = np.full((num_pages, page_size), -1), np.full((num_host_pages, page_size), -1)
         self.crash, self.poison = set(crash), set(poison)
         self.calls = self.num_logits = 0
+
+    def move_pages(self, moves):
+        move_pages(moves, [self.slots], [self.host])
 
     def forward(self, inputs):
         ends, past, tables = (inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table"))
@@ -49,7 +54,7 @@ class FakeModel:
         for i in inputs["logits_indices"]:
             table, count = where[i]
             tokens = tuple(self.slots[table].ravel()[:count].tolist())
-            rows.append(np.full(VOCABULARY, np.nan, np.float32) if tokens in self.poison else logits_of(tokens))
+            rows.append(np.full(VOCABULARY, np.nan, np.float32) if tokens in self.poison else self.logits_of(tokens))
         self.num_logits += len(rows)
         return np.array(rows, np.float32).reshape(-1, VOCABULARY)
 
@@ -100,11 +105,12 @@ def solo(request: Request, logits_of=logits_of):
     """
     prompt, p, output, reason = list(request.prompt_token_ids), request.sampling, [], None
     of_output = None if p.logprobs is None else []
+    seed = None if p.seed is None else p.seed + 2**64 * request.sample_index
     ends = p.stop_token_ids if p.ignore_eos else (*p.stop_token_ids, *request.eos_token_ids)
     while reason is None:
         logits = logits_of(tuple(prompt + output))
         row = np.array([adjusted(logits, request, output)], np.float32)
-        token = int(sample(row, [p], [p.seed], [len(output)])[0][0])
+        token = int(sample(row, [p], [seed], [len(output)])[0][0])
         if of_output is not None:
             of_output.append(score(logits, token, p.logprobs))
         output.append(token)

@@ -3,10 +3,11 @@
 from collections import Counter
 from itertools import pairwise
 
+from contbatch.policies import Policy
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 
-WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+WAITING, RUNNING, PREEMPTED, SWAPPED, FORKING, HELD, FINISHED = RequestStatus
 
 
 def check(scheduler, step=None):
@@ -14,15 +15,28 @@ def check(scheduler, step=None):
     waiting, running, pool = list(scheduler.waiting), scheduler.running, scheduler.pool
     check_pages(pool, running)
     check_cache(scheduler.prefix_cache, running)
-    live = waiting + running
+    forking = [r for r in scheduler.requests.values() if r.status is FORKING]
+    live = waiting + running + forking
     assert len({id(r) for r in live}) == len(live), "a request is in two places"
     assert {r.request_id: r for r in live} == scheduler.requests
     for before, after in pairwise(waiting):
         order = [(r.rank, r.arrival_time, r.order) for r in (before, after)]
         assert order[0] < order[1], "waiting out of order"
-    for r in waiting:
-        assert r.status is (PREEMPTED if r.num_preemptions else WAITING), r
-        assert (r.pages, r.seat, r.num_computed_tokens, r.finish_reason) == ([], None, 0, None), f"{r} holds something"
+    for r in waiting + forking:
+        assert (r.pages, r.seat, r.finish_reason) == ([], None, None), f"{r} holds something"
+        if r.status is SWAPPED:
+            assert r.num_computed_tokens > 0
+            assert len(r.host_pages) == pool.pages_for(r.num_computed_tokens)
+        else:
+            assert r.status is (FORKING if r in forking else PREEMPTED if r.num_preemptions else WAITING), r
+            assert (r.num_computed_tokens, r.host_pages) == (0, []), f"{r} holds something"
+        assert r.num_swaps <= r.num_preemptions
+    for r in forking:
+        assert r.num_output_tokens == 0
+        assert r.parent.request_id in scheduler.requests, f"{r} waits for a request that is gone"
+        assert r.parent.num_output_tokens == 0, f"{r} waits for a token that its parent has"
+    assert all(r.host_pages == [] for r in running)
+    scheduler.swap_space.check(page for r in waiting for page in r.host_pages)
     seats = [r.seat for r in running]
     assert len(seats) <= scheduler.max_num_seqs
     assert sorted(seats + scheduler.free_seats) == list(range(scheduler.max_num_seqs)), "a seat lost or taken twice"
@@ -66,10 +80,11 @@ def check_step(scheduler, step):
     assert step.num_tokens == sum(g.num_tokens for g in step.grants) <= scheduler.max_num_batched_tokens
     granted = [g.request for g in step.grants]
     assert len({id(r) for r in granted}) == len(granted) <= scheduler.max_num_seqs
-    if not getattr(scheduler.policy, "preempt", False):
+    if type(scheduler.policy).make_way is Policy.make_way or not getattr(scheduler.policy, "preempt", True):
         assert not (step.admitted and step.preempted), "a step admits or preempts, never both"
     assert all(r in granted for r in step.admitted), "admitted, but granted nothing"
-    assert all(r.status is PREEMPTED for r in step.preempted)
+    assert all(r.status in (PREEMPTED, SWAPPED) for r in step.preempted)
+    check_moves(scheduler, step)
     for r, start, num_tokens, samples, padding in step.grants:
         assert r in scheduler.running
         assert num_tokens >= 1
@@ -82,6 +97,21 @@ def check_step(scheduler, step):
             assert samples == (start + num_tokens == r.num_tokens)
     if scheduler.requests:
         assert step.grants, "an idle step"
+
+
+def check_moves(scheduler, step):
+    """Pages moved in are those of requests just admitted; nobody shares a page that is written by a move."""
+    swapped, copied = (step.pages_moved(kind) for kind in ("in", "copy"))
+    assert len(step.moves) == len(swapped) + len(copied) + len(step.pages_moved("out"))
+    targets = [page for _, page in swapped + copied]
+    assert len(set(targets)) == len(targets)
+    filled = {page for r in step.moved if r.status is RUNNING for page in r.pages}
+    for page in targets:
+        assert page in filled or scheduler.pool._counts[page] == 0
+    assert len(copied) <= len(step.admitted)
+    assert {r.request_id for r in step.moved if r.status is SWAPPED} <= {r.request_id for r in step.preempted}
+    for r in step.forked:
+        assert r.status is FORKING
 
 
 class CheckedScheduler(Scheduler):
@@ -104,8 +134,10 @@ class CheckedScheduler(Scheduler):
     def schedule(self, now=0.0):
         step = super().schedule(now)
         check(self, step)
-        assert step.num_cached_tokens == sum(r.num_computed_tokens for r in step.admitted)
-        assert all(r.num_computed_tokens % self.pool.page_size == 0 for r in step.admitted)
+        cached = [r.num_computed_tokens for r in step.admitted if r not in step.moved]
+        moved = [r.num_computed_tokens for r in step.admitted if r in step.moved]
+        assert sum(cached) <= step.num_cached_tokens <= sum(cached) + sum(moved)
+        assert all(tokens % self.pool.page_size == 0 for tokens in cached)
         return step
 
     def update(self, *args, **kwargs):
@@ -122,4 +154,5 @@ class CheckedScheduler(Scheduler):
         self.ended += released
         assert len({id(r) for r in self.ended}) == len(self.ended), "a request ended twice"
         assert all(r.status is FINISHED and r.is_finished and not r.pages and r.seat is None for r in released)
+        assert all(r.host_pages == [] for r in released)
         return released

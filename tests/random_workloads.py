@@ -126,6 +126,12 @@ SAMPLINGS = st.builds(
     max_tokens=st.integers(1, 9),
     stop_token_ids=st.one_of(st.just(()), st.lists(TOKENS, max_size=2).map(tuple)),
 )
+SEVERAL = st.builds(
+    lambda sampling, n, best_of: sampling.replace(n=n, best_of=None if best_of is None else n + best_of),
+    SAMPLINGS,
+    st.integers(1, 3),
+    st.sampled_from([None, None, 0, 1]),
+)
 # Half of them begin like others, so that pages are shared.
 STEMS = st.sampled_from([(0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4), (0, 1, 2, 3, 3, 3, 3, 3, 3, 3)])
 TAILS = st.lists(TOKENS, max_size=1).map(tuple)
@@ -140,6 +146,7 @@ LIMITS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "max_num_batched_tokens": st.one_of(st.just(1), st.integers(1, 24)),
         "prefix_cache": st.booleans(),
+        "num_host_pages": st.sampled_from([0, 0, 2, 5, 20]),
     }
 )
 SPECS = st.tuples(PROMPTS, SAMPLINGS, ARRIVALS, SALTS)

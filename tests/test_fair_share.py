@@ -186,7 +186,7 @@ def test_an_abort_before_anything_is_computed_costs_nothing():
 def test_the_books_agree_with_what_was_served(specs, limits, crashes, aborted):
     """One client, so no lifts: whatever is preempted, planned again or aborted, its counter is the sum of prices."""
     scheduler = scheduler_of(FairShare(), **limits)
-    pool = (limits["num_pages"], limits["page_size"], limits["prefix_cache"])
+    pool = (limits["num_pages"], limits["page_size"], limits["prefix_cache"], limits["num_host_pages"])
     engine = Engine(scheduler, FakeRunner(*pool, crash=crashes))
     requests = [request(i, prompt, output) for i, (_, prompt, output) in enumerate(specs)]
     for r in requests:

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
-    "request", "sampling_params", "scheduler", "step", "step_shape",
+    "checks", "errors", "intake", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
+    "request", "samples", "sampling_params", "scheduler", "start", "step", "step_shape", "swap_space",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -73,6 +73,9 @@ def test_what_each_part_of_the_heart_may_see():
         "policies": set(POLICIES),
         **{name: {"checks", "errors", "request", *POLICIES} for name in POLICIES},
         "prefix_cache": {"checks", "pages", "request", "step"},
+        "samples": {"request"},
+        "start": {"prefix_cache", "request"},
+        "swap_space": {"checks", "errors"},
     }
     for name, allowed in within.items():
         seen = {module.removeprefix("contbatch.") for module in imports(file_of(name)) if "contbatch." in module}

@@ -29,6 +29,7 @@ def samplings(draw):
     max_tokens = draw(st.integers(1, 9))
     return SamplingParams(
         max_tokens=max_tokens,
+        n=draw(st.sampled_from([1, 1, 2, 3])),
         temperature=draw(st.sampled_from([0.0, 0.0, 1.0])),
         top_k=draw(st.sampled_from([0, 3])),
         seed=draw(st.integers(0, 9)),
@@ -68,7 +69,7 @@ def check(request):
 @given(LIMITS, SPECS, POLICIES, st.sets(st.integers(0, 20), max_size=3))
 def test_policy_chunks_preemption_and_crashes_change_nothing(limits, specs, policy, crash):
     limits = dict(limits)
-    model = FakeModel(limits.pop("num_pages"), limits.pop("page_size"), crash)
+    model = FakeModel(limits.pop("num_pages"), limits.pop("page_size"), limits["num_host_pages"], crash)
     engine = engine_of(policy, model, **limits)
     requests = [r for r in requests_of(specs) if r.max_kv_tokens <= model.num_pages * model.page_size]
     for r in requests:
@@ -78,8 +79,9 @@ def test_policy_chunks_preemption_and_crashes_change_nothing(limits, specs, poli
             engine.step()
         except RuntimeError:
             assert model.calls - 1 in crash
-    for r in requests:
+    for r in [s for parent in requests for s in parent.samples]:
         check(r)
+    assert [len(r.samples) for r in requests] == [r.sampling.n for r in requests]
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,16 @@ SPECS = [
     ([200, 100, 200], ASKS.replace(presence_penalty=1.5, frequency_penalty=0.7, prompt_logprobs=None)),
     ([7], ASKS.replace(min_tokens=6, stop_token_ids=tuple(range(0, 256, 2)), logprobs=0, prompt_logprobs=0)),
     ([11, 12, 13, 14, 15], ASKS.replace(temperature=0.8, top_p=0.9, seed=3, frequency_penalty=2.0, logprobs=-1)),
+    ([51, 52, 53, 54, 55], ASKS.replace(temperature=1.2, seed=5, n=3, prompt_logprobs=None)),
     ([31, 32, 33, 34], ASKS.replace(temperature=1.0, seed=4, repetition_penalty=0.8, logprobs=None)),
 ]
 WAYS = {
-    "chunks": (cb.ChunkedPrefill(), 40, {"max_num_batched_tokens": 4}, False),
+    "chunks": (cb.ChunkedPrefill(), 60, {"max_num_batched_tokens": 4}, False),
     "preempted": (cb.ChunkedPrefill(), 10, {}, True),
+    "swapped": (cb.ChunkedPrefill(), 10, {"num_host_pages": 30}, True),
+    "swapped, shared": (cb.ChunkedPrefill(), 14, {"num_host_pages": 30, "prefix_cache": True}, True),
     "prompts first": (cb.ContinuousBatching(), 10, {"max_num_batched_tokens": 9}, True),
-    "static": (cb.StaticBatching(5, pad=True), 40, {}, False),
+    "static": (cb.StaticBatching(5, pad=True), 60, {}, False),
     "one": (cb.OneAtATime(), 10, {}, False),
 }
 
@@ -53,9 +56,12 @@ def tiny_path(tmp_path_factory):
 def test_nothing_depends_on_policy_chunks_or_preemption(tiny_path, backend, way):
     policy, num_pages, limits, preempts = WAYS[way]
     requests = tiny_requests()
-    result = engine_of(policy, backend(tiny_path, num_pages, 2), **limits).run(requests)
+    model = backend(tiny_path, num_pages, 2, num_host_pages=limits.get("num_host_pages", 0))
+    result = engine_of(policy, model, **limits).run(requests)
     assert (result.requests.preemptions.sum() > 0) == preempts
-    for r in requests:
+    samples = [sample for r in requests for sample in r.samples]
+    assert (sum(r.num_swaps for r in samples) > 0) == ("num_host_pages" in limits)
+    for r in samples:
         output, reason, of_output, of_prompt = solo(r, tiny_logits)
         assert (r.output_token_ids, r.finish_reason) == (output, reason)
         same_scores(r.logprobs, of_output, 5e-5)

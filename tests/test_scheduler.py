@@ -10,7 +10,7 @@ from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, O
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 
-WAITING, RUNNING, PREEMPTED, _, _ = RequestStatus
+WAITING, RUNNING, PREEMPTED, *_ = RequestStatus
 
 
 def statuses(*requests):

@@ -8,7 +8,7 @@ from contbatch.errors import PolicyError, StalledError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, OneAtATime, Policy, StaticBatching
 from contbatch.request import RequestStatus
 
-WAITING, RUNNING, PREEMPTED, HELD, FINISHED = RequestStatus
+WAITING, RUNNING, PREEMPTED, SWAPPED, FORKING, HELD, FINISHED = RequestStatus
 
 
 # ---- one request fails alone -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from invariants import check
-from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SALTS, SAMPLINGS, Workload, make
+from random_workloads import ARRIVALS, LIMITS, POLICIES, PROMPTS, SALTS, SEVERAL, Workload, make
 
 from contbatch.errors import InvalidRequestError
 
@@ -21,10 +21,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(limits=LIMITS, policy=POLICIES)
     def start(self, limits, policy):
         self.limits, self.scheduler = limits, scheduler_of(policy, **limits)
-        self.requests, self.disturbed, self.in_callback = {}, set(), {}
+        self.requests, self.disturbed, self.in_callback, self.num_prompts = {}, set(), {}, 0
 
     def live(self):
-        return st.sampled_from(sorted(self.scheduler.requests))
+        return st.sampled_from(sorted(self.scheduler.requests, key=str))
 
     def on_token(self, request):
         action = self.in_callback.pop(request.request_id, None)
@@ -40,12 +40,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             raise KeyError(request.request_id)
         return action == "stop"
 
-    @rule(prompt=PROMPTS, sampling=SAMPLINGS, arrival=ARRIVALS, salt=SALTS)
+    @rule(prompt=PROMPTS, sampling=SEVERAL, arrival=ARRIVALS, salt=SALTS)
     def add(self, prompt, sampling, arrival, salt):
-        request = make(len(self.requests), prompt, sampling, arrival, salt)
+        self.num_prompts += 1
+        request = make(self.num_prompts, prompt, sampling, arrival, salt)
         if Workload(self.limits, []).fits(request):
             self.scheduler.add(request)
-            self.requests[request.request_id] = request
+            self.requests |= {r.request_id: r for r in request.samples}
         else:
             with pytest.raises(InvalidRequestError, match="can never run"):
                 self.scheduler.add(request)
@@ -75,9 +76,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data):
         name = data.draw(self.live())
-        self.disturbed.add(name)
+        ended = [r for r in self.requests[name].samples if r.request_id in self.scheduler.requests]
+        self.disturbed |= {r.request_id for r in ended}
         self.scheduler.abort(name)
-        assert self.requests[name].finish_reason == "abort"
+        assert [r.finish_reason for r in ended] == ["abort"] * len(ended)
 
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())
@@ -92,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(self.live())
         self.in_callback[name] = action
         if action != "interrupt":
-            self.disturbed.add(name)
+            self.disturbed |= {r.request_id for r in self.requests[name].samples}
 
     @invariant()
     def everything_adds_up(self):
@@ -105,7 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         serve(self.scheduler, max_steps=20 + 8 * sum(r.num_prompt_tokens + 9 for r in self.requests.values()))
         self.scheduler.drain_released()
         assert self.scheduler.pool.num_available == self.limits["num_pages"]
-        assert sorted(r.request_id for r in self.scheduler.ended) == sorted(self.requests)
+        assert self.scheduler.swap_space.num_free == self.limits["num_host_pages"]
+        assert {r.request_id for r in self.scheduler.ended} == self.requests.keys()
         for name, request in self.requests.items():
             tokens, reason = solo(request)
             assert (request.finish_reason == "error") == (request.error is not None)

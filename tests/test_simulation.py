@@ -56,6 +56,15 @@ def test_step_rows_have_the_shape_that_was_priced():
     assert list(priced) == list(steps.elapsed_s)
 
 
+def test_pages_that_move_to_the_host_and_back_cost_their_tokens():
+    cost = cb.Linear(step_s=1, swapped_token_s=0.25)
+    workload = OpenLoop(arrivals=AllAtOnce(), num_requests=6, prompt=20, output=60)
+    steps = run(workload, cost=cost, num_pages=12, page_size=8, num_host_pages=20).steps
+    assert (steps.pages_out > 0).any()
+    assert (steps.pages_in > 0).any()
+    assert list(steps.elapsed_s) == list(1 + 0.25 * 8 * (steps.pages_out + steps.pages_in))
+
+
 def test_one_at_a_time_is_the_queue_of_lindley_and_of_pollaczek_and_khinchine():
     rate, n = 0.7, 20_000
     workload = Poisson(rate=rate, num_requests=n, prompt=1, output=1)

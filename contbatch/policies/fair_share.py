@@ -34,7 +34,8 @@ class FairShare(ChunkedPrefill):
 
     def price(self, request: Request) -> float:
         """Return what the service that a request had so far counts."""
-        return self.input_weight * request.num_prompt_tokens + self.output_weight * request.num_output_tokens
+        prompt = 0 if request.sample_index else request.num_prompt_tokens  # computed once for all samples
+        return self.input_weight * prompt + self.output_weight * request.num_output_tokens
 
     def rank(self, request: Request) -> float:  # noqa: D102
         if self._lanes[request.client_id].head is None:

@@ -25,7 +25,7 @@ class Lane:
         """The first of those that wait; None if nobody does."""
         while self._heap:
             request = self._heap[0][-1]
-            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED):
                 return request
             heappop(self._heap)
         return None

@@ -58,7 +58,8 @@ class Policy:
     def rank(self, request: Request) -> float:  # noqa: ARG002
         """Place among the waiting: smaller goes first, ties go by arrival; any number but NaN.
 
-        Asked once each time a request starts to wait: when it arrives and when it is preempted.
+        Asked once each time a request starts to wait: when it arrives and when it is preempted; of a further sample of
+        a prompt when the prompt is computed.
         """
         return 0.0
 
@@ -68,6 +69,10 @@ class Policy:
         They come in the order of the plan, then those it does not name. By default the last goes.
         """
         return candidates[-1]
+
+    def may_swap(self, victim: Request) -> bool:  # noqa: ARG002
+        """Whether the pages of a preempted request go to host memory if it has room, rather than be computed again."""
+        return True
 
     def make_way(self, newcomer: Request, running: Sequence[Request]) -> Sequence[Request]:  # noqa: ARG002
         """Return those of `running` that may be preempted so that the waiting `newcomer` is admitted; here nobody.

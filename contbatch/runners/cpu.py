@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,40 +16,27 @@ from openvino.frontend.onnx import ConversionExtension
 from openvino.opset13 import concat
 from openvino.passes import ConstantFolding, Manager
 
-from contbatch.checks import require_counts
+from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention, plan_step
+from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
+from contbatch.step import PageMove
 
-PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16}
-"""Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
 _KIND = type("PagedAttention", (), {})()
 """Its type's name is how OpenVINO calls the operator."""
 
 
-class _Pages:
-    """Keys and values of all layers, and the step being computed: what the graph's attention nodes share."""
-
-    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, precision: str) -> None:
-        self.shape = (num_pages, page_size, config.kv_num_heads, config.head_size)
-        shape = (config.num_layers, *self.shape)
-        self.key_caches, self.value_caches = (np.zeros(shape, PAGE_DTYPES[precision]) for _ in range(2))
-        self.plan: StepPlan | None = None
-        self.error: BaseException | None = None
-        self.nodes: list[_Attention] = []
-        """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
-
-
 class _Attention(ov.Op):  # type: ignore[misc]
     """A PagedAttention node inside OpenVINO's graph: packed queries, keys and values in, attention out."""
 
-    def __init__(self, inputs: list[ov.Output] | None, pages: _Pages, layer: int, width: int) -> None:
+    def __init__(self, inputs: list[ov.Output] | None, pages: CPUPages, layer: int, width: int) -> None:
         self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
         # OpenVINO would have `self` here and hold it for ever, in a cycle that no garbage collector sees: weights and
         # pages would never be freed. So the model holds the nodes, and these know the pages by a weak proxy.
@@ -81,7 +68,7 @@ class _Attention(ov.Op):  # type: ignore[misc]
         return True
 
 
-def _compile(path: str, config: ModelConfig, pages: _Pages, options: dict[str, Any]) -> ov.InferRequest:
+def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str, Any]) -> ov.InferRequest:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
     layers, shared = iter(range(config.num_layers)), proxy(pages)
 
@@ -135,6 +122,8 @@ class CPUModel:
         Arithmetic of the linear layers and type of the pages; attention itself is computed in float32.
     num_threads : int, optional
         Threads to use; all cores if None.
+    num_host_pages : int
+        Pages for requests that are swapped out; here in main memory too.
 
     Raises
     ------
@@ -154,18 +143,21 @@ class CPUModel:
         *,
         precision: str = "f32",
         num_threads: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         if precision not in PAGE_DTYPES:
             raise InvalidRequestError(
                 f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
             )
         require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
+        require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config = read_config(path)
         if (dtype := read_metadata(path).get("dtype")) != "float32":
             raise UnsupportedModelError(f"{path}: holds {dtype}, the CPU runner takes float32")
-        self.num_pages, self.page_size, self.num_threads = num_pages, page_size, num_threads
+        self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
+        self.num_threads = num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
-        self._pages: _Pages | None = _Pages(self.config, num_pages, page_size, precision)
+        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, precision)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else activations become int8 wherever weights are packed
         if num_threads is not None:
@@ -174,7 +166,7 @@ class CPUModel:
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
                 self._request = _compile(str(Path(path)), self.config, self._pages, options)
-            self._nodes: list[_Attention] | None = self._pages.nodes.copy()
+            self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
             raise
@@ -231,6 +223,13 @@ class CPUModel:
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
         logits: NDArray[np.float32] = self._request.get_output_tensor().data
         return logits
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
+        with self._lock:
+            if self._pages is None:
+                raise RunnerError("move_pages() after close()")
+            self._pages.move(moves)
 
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""

@@ -1,6 +1,6 @@
 """The runner of a real model: pack a step, run the model, sample."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from contbatch.logprob import Logprobs
 from contbatch.model import ModelConfig
 from contbatch.request import Request
 from contbatch.sampler import sample
-from contbatch.step import SchedulerOutput
+from contbatch.step import PageMove, SchedulerOutput
 
 
 class PagedModel(Protocol):
@@ -25,9 +25,14 @@ class PagedModel(Protocol):
     config: ModelConfig
     num_pages: int
     page_size: int
+    num_host_pages: int
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         """Run one step (the arrays of `contbatch.inputs.StepInputs`); return logits (num_logits, vocab_size)."""
+        ...
+
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
         ...
 
     def close(self) -> None:
@@ -67,14 +72,17 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute a step. A request of which any wanted logits are unusable gets an error of its own.
 
-        Requests without a seed draw from the stream of their number of arrival, so a run repeats itself.
+        Requests without a seed draw from the stream of their number of arrival, so a run repeats itself; the further
+        samples of a prompt from streams of their own. `elapsed_s` includes the step's page moves.
         """
         inputs = pack(step)
         began = perf_counter()
+        if step.moves:
+            self.model.move_pages(step.moves)
         logits = self.model.forward(inputs.feed())
         elapsed_s = perf_counter() - began
         rows = inputs.sampled
-        seeds = [r.order if r.sampling.seed is None else r.sampling.seed for r in rows]
+        seeds = [(r.order if r.sampling.seed is None else r.sampling.seed) + (r.sample_index << 64) for r in rows]
         params, positions = [r.sampling for r in rows], [r.num_output_tokens for r in rows]
         last = logits[len(logits) - len(rows) :]
         ids, failed = sample(last, params, seeds, positions, adjust(last, rows))

@@ -1,7 +1,7 @@
 """An exported model run by ONNX's own reference evaluator: slow, and only as clever as the standard."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -9,11 +9,13 @@ from onnx.checker import ValidationError
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from contbatch.checks import require_counts
+from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import ModelFileError, RunnerError
 from contbatch.export import read_config
 from contbatch.inputs import require_valid
 from contbatch.plugins.paged_attention.reference import paged_attention
+from contbatch.runners.page_moves import move_pages
+from contbatch.step import PageMove
 
 
 class PagedAttention(OpRun):
@@ -36,18 +38,22 @@ class ReferenceModel:
     num_pages, page_size : int
         Pages per layer, tokens per page. Each layer holds keys and values of the file's dtype, shape
         (num_pages, page_size, kv_num_heads, head_size).
+    num_host_pages : int
+        Pages for requests that are swapped out.
 
     Raises
     ------
     ModelFileError
         The file or the one of its weights is missing or damaged, or was not written by `export_onnx`.
     InvalidRequestError
-        num_pages or page_size is no integer ≥ 1.
+        num_pages or page_size is no integer ≥ 1, or num_host_pages none ≥ 0.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int, num_host_pages: int = 0) -> None:
         require_counts(num_pages=num_pages, page_size=page_size)
+        require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config, self.num_pages, self.page_size = read_config(path), num_pages, page_size
+        self.num_host_pages = num_host_pages
         try:
             proto = onnx.load(path)
         except (OSError, ValueError, ValidationError) as error:
@@ -58,6 +64,7 @@ class ReferenceModel:
             for value in proto.graph.input
             if value.name.startswith(("key_cache.", "value_cache."))
         }
+        self._host = [np.zeros((num_host_pages, *shape[1:]), cache.dtype) for cache in self.caches.values()]
         self._evaluator: ReferenceEvaluator | None = ReferenceEvaluator(proto, new_ops=[PagedAttention])
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -89,6 +96,12 @@ class ReferenceModel:
         self.caches = dict(zip(self.caches, caches, strict=True))
         return logits
 
+    def move_pages(self, moves: Sequence[PageMove]) -> None:
+        """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
+        if self._evaluator is None:
+            raise RunnerError("move_pages() after close()")
+        move_pages(moves, list(self.caches.values()), self._host)
+
     def close(self) -> None:
         """Free model and pages; idempotent."""
-        self._evaluator, self.caches = None, {}
+        self._evaluator, self.caches, self._host = None, {}, []

@@ -26,17 +26,24 @@ class SimulatedRunner:
     Parameters
     ----------
     cost : CostModel
+    page_size : int
+        Tokens in a page, for the price of swapping it. Copies between pages of the device cost nothing here.
     """
 
     is_virtual = True
 
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
+    def __init__(self, cost: CostModel, page_size: int = 16) -> None:
+        self.cost, self.page_size = cost, page_size
 
     def validate(self, request: Request) -> None:
         """Accept every request: lengths are the scheduler's to check."""
 
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Predict the step."""
-        tokens = {grant.request.request_id: next_token(grant.request) for grant in step.grants if grant.samples}
-        return StepResult(tokens, self.cost.seconds(StepShape.of(step.grants)))
+        sampling = [grant.request for grant in step.grants if grant.samples]
+        tokens = {request.request_id: next_token(request) for request in sampling + step.forked}
+        elapsed_s = self.cost.seconds(StepShape.of(step.grants))
+        if step.moves:
+            num_swapped = sum(move.kind != "copy" for move in step.moves)
+            elapsed_s += self.cost.swap_seconds(num_swapped, self.page_size)
+        return StepResult(tokens, elapsed_s)
