@@ -40,6 +40,7 @@ class Planner:
         evictions = self.pool.num_evictions
         plan = self._checked(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
+            step.plan.append(item)
             request, wanted = item
             tokens = min(wanted, self.budget - step.num_tokens)
             if request.status is RUNNING:
@@ -52,6 +53,8 @@ class Planner:
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
                 self._make_way(request, tokens)
+        if step.num_tokens >= self.budget:
+            self._note_budget(plan)
         step.num_evictions = self.pool.num_evictions - evictions
 
     def _admissible(self) -> Iterator[Request]:
@@ -95,18 +98,11 @@ class Planner:
 
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
-        scheduler, pool, cache = self.scheduler, self.pool, self.scheduler.prefix_cache
-        if not scheduler.free_seats or not pool.num_available:
-            self.admitting = False
+        if (fit := self._fit(request, tokens)) is None:
             return
-        shared = cache.find(request)
+        shared, need = fit
+        scheduler, pool = self.scheduler, self.pool
         cached = len(shared) * pool.page_size
-        tokens = min(tokens, request.num_tokens - cached)
-        need = pool.pages_for(max(reserve_of(scheduler.policy, request), cached + tokens)) - len(shared)
-        left = pool.num_available - need - pool.count_cached(shared)
-        if left < 0 or (left < len(scheduler.running) and left < self._owed()):
-            self.admitting = False
-            return
         pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         request.num_computed_tokens = cached
@@ -114,8 +110,48 @@ class Planner:
         request.status = RUNNING
         self.step.admitted.append(request)
         self.step.num_cached_tokens += cached
-        cache.count(request)
-        self._grant(request, tokens)
+        scheduler.prefix_cache.count(request)
+        self._grant(request, min(tokens, request.num_tokens - cached))
+
+    def _fit(self, request: Request, tokens: int) -> tuple[list[int], int] | None:
+        """Return the cached pages that a newcomer finds and how many more it needs; None if it can't have them."""
+        scheduler, pool = self.scheduler, self.pool
+        if not scheduler.free_seats or not pool.num_available:
+            self._refuse("pages" if scheduler.free_seats else "seats")
+            return None
+        shared = scheduler.prefix_cache.find(request)
+        cached = len(shared) * pool.page_size
+        stored = min(cached + tokens, request.num_tokens)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, request), stored)) - len(shared)
+        left = pool.num_available - need - pool.count_cached(shared)
+        if left < 0 or (left < len(scheduler.running) and left < self._owed()):
+            self._refuse("pages")
+        elif not pool.can_take(need):
+            self._refuse("pages", "fragmentation")
+        else:
+            return shared, need
+        return None
+
+    def _refuse(self, *limits: str) -> None:
+        self.admitting = False
+        self.step.bound.update(limits)
+
+    def _note_budget(self, rest: Plan) -> None:
+        """Note whether the budget, now used up, kept more of the plan out."""
+        request, wanted = self.step.plan[-1]
+        grant = self.step.grants[-1]
+        cut = grant.request is request and grant.num_tokens < min(wanted, request.num_uncomputed_tokens)
+        if cut or any(self._would_go_on(r) for r, _ in rest):
+            self.step.bound.add("tokens")
+
+    def _would_go_on(self, request: Request) -> bool:
+        """Whether one token more of the budget would let a request compute."""
+        if request.status is RUNNING:
+            pages = self.pool.pages_for(request.num_computed_tokens + 1) - len(request.pages)
+            return pages <= self.pool.num_available
+        if request.status is HELD:
+            return True
+        return self.admitting and request not in self.step.preempted and self._fit(request, 1) is not None
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
@@ -139,10 +175,17 @@ class Planner:
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
         need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
-        if need > self.pool.num_available:
+        if need <= 0 or self.pool.grow(request.pages, need):
+            return True
+        self.step.bound.add("pages")
+        return self._restart(request)
+
+    def _restart(self, request: Request) -> bool:
+        """Compute a request again, in a run for all it may need, if memory is contiguous and there is such a run."""
+        if not self.pool.move(request.pages, self.pool.pages_for(request.max_kv_tokens)):
             return False
-        if need > 0:
-            request.pages += self.pool.take(need)
+        request.num_computed_tokens = 0
+        self.step.restarted.append(request)
         return True
 
     def _owed(self) -> int:

@@ -20,6 +20,10 @@ class Grant(NamedTuple):
     """A finished row computed again for nothing (static batching with `pad`)."""
 
 
+BINDING = ("seats", "tokens", "pages", "fragmentation")
+"""Limits that may bind: seats, the token budget, pages, and (with "pages") pages that are free but not side by side."""
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step: whose tokens to compute, and what changed on the way."""
@@ -28,6 +32,12 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    restarted: list[Request] = field(default_factory=list)
+    """Running requests that outgrew their contiguous run: they begin again in a longer one."""
+    plan: list[tuple[Request, int]] = field(default_factory=list)
+    """What the policy asked for, in its order, as far as the step went: requests and tokens."""
+    bound: set[str] = field(default_factory=set)
+    """The limits that kept something the plan asked for out of this step, see `BINDING`."""
     num_tokens: int = 0
     """Tokens computed, ≤ max_num_batched_tokens."""
     num_cached_tokens: int = 0

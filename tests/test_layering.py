@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
+    "checks", "contiguous", "errors", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
     "request", "sampling_params", "scheduler", "step",
 ]
 HEAVY = {
@@ -67,6 +67,7 @@ def test_what_each_part_of_the_heart_may_see():
         "logprob": set(),
         "request": {"checks", "errors", "logprob", "sampling_params"},
         "pages": {"checks", "errors"},
+        "contiguous": {"checks", "errors", "pages"},
         "step": {"errors", "request"},
         "queue": {"request"},
         "policies": set(POLICIES),
