@@ -17,7 +17,8 @@ from contbatch.request import Request
 STEP_COLUMNS = [
     *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
     *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
-    *("cached_pages", "evictions", "sampled_tokens", "left"),
+    *("cached_pages", "evictions", "restarted", "seats_bound", "tokens_bound", "pages_bound", "external_slots"),
+    *("sampled_tokens", "left", "internal_slots"),
 ]
 REQUEST_COLUMNS = [
     *("request_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
@@ -95,6 +96,26 @@ class Result:
         streamed = self.finished.dropna(subset="tpot_s").request_id
         return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
 
+    def waste(self) -> pd.DataFrame:
+        """Return the share of all K/V slots that is in each state, by step: figure 2 of vLLM's paper (SOSP 2023).
+
+        `stored`: tokens. `reserved`: will be filled before its holder leaves. `internal`: held, but never filled.
+        `external`: free, while the next of the waiting finds enough slots but not side by side. `cached`: held by
+        nobody, content kept. `free`: the rest. A row sums to 1; the paper's "external fragmentation & others" is the
+        sum of the last three. What is held at the end of the rows by requests still running counts as reserved.
+        """
+        steps, size = self.steps, self.page_size
+        live, cached = steps.live_pages * size, steps.cached_pages * size
+        slots = {
+            "stored": steps.kv_tokens,
+            "reserved": live - steps.kv_tokens - steps.internal_slots,
+            "internal": steps.internal_slots,
+            "external": steps.external_slots,
+            "cached": cached,
+            "free": self.num_pages * size - live - cached - steps.external_slots,
+        }
+        return pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+
     def goodput(self, *, ttft_s: float = np.inf, tpot_s: float = np.inf, e2e_s: float = np.inf) -> float:
         """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""
         done = self.finished
@@ -110,7 +131,8 @@ class Result:
         `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
         taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
         share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
-        those admitted that the prefix cache held.
+        those admitted that the prefix cache held. `seats_bound`, `tokens_bound` and `pages_bound` count the steps in
+        which that limit kept out something the policy asked for.
         """
         done, steps = self.finished, self.steps
         tokens = int(done.output_tokens.sum())
@@ -131,6 +153,7 @@ class Result:
             "preemptions": int(self.requests.preemptions.sum()),
             "hit_rate": prompts.cached_tokens.sum() / prompts.prompt_tokens.sum() if len(prompts) else NAN,
             "evictions": int(steps.evictions.sum()),
+            **{name: int(steps[name].sum()) for name in ("seats_bound", "tokens_bound", "pages_bound")},
         }
         for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
             figures |= _spread(done[name], name)

@@ -98,10 +98,12 @@ class Planner:
 
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
-        if (fit := self._fit(request, tokens)) is None:
-            return
-        shared, need = fit
         scheduler, pool = self.scheduler, self.pool
+        shared, need, limits = self._fit(request, tokens)
+        if limits:
+            self.admitting = False
+            self.step.bound.update(limits)
+            return
         cached = len(shared) * pool.page_size
         pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
@@ -113,31 +115,21 @@ class Planner:
         scheduler.prefix_cache.count(request)
         self._grant(request, min(tokens, request.num_tokens - cached))
 
-    def _fit(self, request: Request, tokens: int) -> tuple[list[int], int] | None:
-        """Return the cached pages that a newcomer finds and how many more it needs; None if it can't have them."""
+    def _fit(self, request: Request, tokens: int) -> tuple[list[int], int, tuple[str, ...]]:
+        """Return the cached pages that a newcomer finds, how many more it needs, and the limits that refuse them."""
         scheduler, pool = self.scheduler, self.pool
         if not scheduler.free_seats or not pool.num_available:
-            self._refuse("pages" if scheduler.free_seats else "seats")
-            return None
+            return [], 0, ("pages" if scheduler.free_seats else "seats",)
         shared = scheduler.prefix_cache.find(request)
-        cached = len(shared) * pool.page_size
-        stored = min(cached + tokens, request.num_tokens)
+        stored = min(len(shared) * pool.page_size + tokens, request.num_tokens)
         need = pool.pages_for(max(reserve_of(scheduler.policy, request), stored)) - len(shared)
         left = pool.num_available - need - pool.count_cached(shared)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
-            self._refuse("pages")
-        elif not pool.can_take(need):
-            self._refuse("pages", "fragmentation")
-        else:
-            return shared, need
-        return None
-
-    def _refuse(self, *limits: str) -> None:
-        self.admitting = False
-        self.step.bound.update(limits)
+            return shared, need, ("pages",)
+        return shared, need, () if pool.can_take(need) else ("pages", "fragmentation")
 
     def _note_budget(self, rest: Plan) -> None:
-        """Note whether the budget, now used up, kept more of the plan out."""
+        """Note whether the budget, now used up, is what kept more of the plan out."""
         request, wanted = self.step.plan[-1]
         grant = self.step.grants[-1]
         cut = grant.request is request and grant.num_tokens < min(wanted, request.num_uncomputed_tokens)
@@ -145,13 +137,13 @@ class Planner:
             self.step.bound.add("tokens")
 
     def _would_go_on(self, request: Request) -> bool:
-        """Whether one token more of the budget would let a request compute."""
-        if request.status is RUNNING:
-            pages = self.pool.pages_for(request.num_computed_tokens + 1) - len(request.pages)
-            return pages <= self.pool.num_available
-        if request.status is HELD:
+        """Whether the step, had it any budget left, would turn to a request that the plan names."""
+        if request.status in (RUNNING, HELD):
             return True
-        return self.admitting and request not in self.step.preempted and self._fit(request, 1) is not None
+        if self.admitting and request not in self.step.preempted:
+            self.admitting = not self._fit(request, 1)[-1]
+            return self.admitting
+        return False
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
