@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from contbatch import errors, plots
+    from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -39,6 +40,7 @@ _WHERE = {
     "plots": "",
     "ChunkedPrefill": "policies",
     "ContinuousBatching": "policies",
+    "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
     "Engine": "engine",
     "FairShare": "policies",
@@ -91,6 +93,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Engine",
     "StepResult",
     "Result",
+    "DecisionLog",
     "errors",
     "plots",
 ]

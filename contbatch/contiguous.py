@@ -78,6 +78,8 @@ class ContiguousPool(PagePool):
         As of `PagePool`.
     """
 
+    layout = "contiguous"
+
     def __init__(self, num_pages: int, page_size: int) -> None:
         super().__init__(num_pages, page_size)
         self.free_runs = FreeRuns(num_pages)

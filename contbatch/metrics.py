@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from contbatch.decision_log import DecisionLog
 from contbatch.request import Request
 
 STEP_COLUMNS = [
@@ -77,6 +78,8 @@ class Result:
     """When each output token reached the client, by request id."""
     num_pages: int
     page_size: int
+    decisions: DecisionLog | None = None
+    """What was decided at every step, if the engine kept a log."""
 
     @property
     def finished(self) -> pd.DataFrame:

@@ -35,6 +35,8 @@ class PagePool:
         Tokens in a page, ≥ 1.
     """
 
+    layout = "paged"
+
     def __init__(self, num_pages: int, page_size: int) -> None:
         require_counts(num_pages=num_pages, page_size=page_size)
         self.num_pages = num_pages
