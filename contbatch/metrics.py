@@ -26,7 +26,7 @@ REQUEST_COLUMNS = [
     *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     *("normalized_latency_s", "max_itl_s"),
 ]
-SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s"]
+SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 NAN = float("nan")
 
 
@@ -73,7 +73,10 @@ class Result:
     steps: pd.DataFrame
     """A row per step: seats taken, and what they did, while it ran."""
     segments: pd.DataFrame
-    """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released)."""
+    """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released).
+
+    `preempted` tells whether it ended in a preemption.
+    """
     token_s: dict[int | str, list[float]]
     """When each output token reached the client, by request id."""
     num_pages: int

@@ -11,7 +11,7 @@ from contbatch.request import Request, RequestStatus
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
 
-HELD = RequestStatus.HELD
+PREEMPTED, HELD = RequestStatus.PREEMPTED, RequestStatus.HELD
 
 
 def _kind(grant: Grant) -> str:
@@ -145,7 +145,8 @@ class Recorder:
         if live.kind == kind:
             return live
         if live.kind and live.start_step < step:  # else of an interrupted step
-            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now))
+            preempted = request.status is PREEMPTED
+            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if not kind:
             self._settle(live, step)
