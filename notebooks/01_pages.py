@@ -54,15 +54,14 @@ for number in range(5):
 
 # %%
 def page_map(scheduler, **options):
-    tables = {r.request_id: r.pages for r in scheduler.running}
-    stored = {r.request_id: r.num_computed_tokens for r in scheduler.running}
-    pool = scheduler.pool
-    return cb.plots.page_map(tables, pool.num_pages, cached=pool.cached_pages, stored=stored, page_size=pool.page_size, **options)
+    pool, running = scheduler.pool, scheduler.running
+    options |= {"cached": pool.cached_pages, "page_size": pool.page_size}
+    stored = {r.request_id: r.num_computed_tokens for r in running}
+    cb.plots.page_map({r.request_id: r.pages for r in running}, pool.num_pages, stored=stored, **options)
 
 
 page_map(scheduler, title="after step 4: two requests, 12 pages of 4 tokens")
-held = sum(len(r.pages) for r in (a, b)) * 4
-print("slots held:", held, " tokens in them:", a.num_computed_tokens + b.num_computed_tokens)
+print("slots held:", 4 * scheduler.pool.num_live, " tokens in them:", a.num_computed_tokens + b.num_computed_tokens)
 
 # %% [markdown]
 # ## Sharing
@@ -107,9 +106,9 @@ runs.abort("a")
 runs.abort("c")
 runs.add(cb.Request("long", [1] * 4, cb.SamplingParams(max_tokens=4)))
 refused = runs.schedule()
+page_map(runs, title="12 slots are free, in two pieces; pale: reserved for tokens to come")
 print("free:", runs.pool.num_free, " free runs (start, length):", list(runs.pool.free_runs), " waiting:", len(runs.waiting))
 print("limits that kept it out:", sorted(refused.bound))
-page_map(runs, title="12 slots are free, in two pieces; pale: reserved for tokens to come");
 
 # %% [markdown]
 # ## Four layouts, one workload
@@ -151,8 +150,8 @@ layouts = {
 
 # %%
 shares = pd.DataFrame({name: 100 * result.waste().mean() for name, result in layouts.items()}).T
+cb.plots.waste(layouts, title="where 1,024 slots go, on average over the steps")
 print(shares.round(1).to_string())
-cb.plots.waste(layouts, title="where 1,024 slots go, on average over the steps");
 
 # %% [markdown]
 # *Reserved* will hold a token later; *internal* never will: it was reserved for an answer that stopped. *External* is free, but in
