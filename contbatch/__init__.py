@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contbatch import arrivals, errors, lengths, plots, traces
     from contbatch.beam_search import BeamSearchParams
     from contbatch.cost import CostModel, Linear
+    from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
     from contbatch.hardware import Hardware
     from contbatch.llm import LLM
@@ -62,6 +63,7 @@ _WHERE = {
     "ContinuousBatching": "policies",
     "Conversations": "sessions",
     "CostModel": "cost",
+    "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
     "Engine": "engine",
     "FairShare": "policies",
@@ -161,6 +163,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "arrivals",
     "lengths",
     "traces",
+    "DecisionLog",
     "errors",
     "plots",
 ]

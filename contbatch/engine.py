@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from time import perf_counter
 from typing import Protocol
 
+from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
@@ -66,14 +67,22 @@ class Engine:
     runner : Runner
     on_token : callable, optional
         Called with a request after each new token; True ends the request (a stop string), an exception fails it.
+    log : DecisionLog, optional
+        Told every decision, for as long as the engine lives.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, on_token: Callable[[Request], bool] | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        on_token: Callable[[Request], bool] | None = None,
+        log: DecisionLog | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.on_token = on_token
+        self.log = log
         self.now = 0.0
         self.forget()
         self._arriving: list[tuple[float, int, Request]] = []
@@ -141,17 +150,24 @@ class Engine:
         began = perf_counter()
         step = self.scheduler.schedule(self.now)
         self.recorder.begin(step, self.scheduler, self.now)
+        if self.log is not None:
+            self.log.begin(step, self.scheduler, self.now)
         result = self.runner.execute(step)
         if not 0 <= result.elapsed_s < inf:
             raise RunnerError(f"elapsed_s of step {step.step} must be finite seconds ≥ 0, got {result.elapsed_s!r}")
         left = self.scheduler.update(step, result.tokens, result.errors, self.on_token, result.scores)
         host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
         self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
+        if self.log is not None:
+            self.log.end(left)
         self.now += result.elapsed_s + host_s
         return left
 
     def _record_left(self) -> None:
-        self.recorder.leave(self.scheduler.drain_released(), self.scheduler.num_steps, self.now)
+        left = self.scheduler.drain_released()
+        self.recorder.leave(left, self.scheduler.num_steps, self.now)
+        if self.log is not None:
+            self.log.end(left)
 
     def _next_arrival(self) -> float:
         """Return when the next request arrives; infinity if none will."""
@@ -206,7 +222,7 @@ class Engine:
             for name in names:
                 self.abort(name)
             raise
-        return self.recorder.result()
+        return replace(self.recorder.result(), decisions=self.log)
 
     def _submit(self, requests: Iterable[Request], on_finish: OnFinish, names: list[int | str]) -> None:
         """Add requests of a run, and those that follow the ones that can never run; `names` gets what was added."""

@@ -55,3 +55,7 @@ class CostModelError(ContbatchError, ValueError):
 
 class MissingDependencyError(ContbatchError, ImportError):
     """An optional package is needed; the message gives the line that installs it."""
+
+
+class DecisionLogError(ContbatchError, ValueError):
+    """A decision log was changed or cut, or tells of something that can't have happened; the message names the step."""

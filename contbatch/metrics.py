@@ -12,20 +12,22 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from contbatch.decision_log import DecisionLog
 from contbatch.request import Request
 
 STEP_COLUMNS = [
     *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
     *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
-    *("cached_pages", "evictions", "pages_out", "pages_in", "pages_copied", "decode_context", "prefill_context"),
-    *("prefill_pairs", "sampled_tokens", "left"),
+    *("cached_pages", "evictions", "pages_out", "pages_in", "pages_copied", "restarted"),
+    *("seats_bound", "tokens_bound", "pages_bound", "external_slots"),
+    *("decode_context", "prefill_context", "prefill_pairs", "sampled_tokens", "left", "internal_slots"),
 ]
 REQUEST_COLUMNS = [
     *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     *("normalized_latency_s", "max_itl_s"),
 ]
-SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s"]
+SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 NAN = float("nan")
 
 
@@ -73,11 +75,16 @@ class Result:
     steps: pd.DataFrame
     """A row per step: seats taken, and what they did, while it ran."""
     segments: pd.DataFrame
-    """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released)."""
+    """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released).
+
+    `preempted` tells whether it ended in a preemption.
+    """
     token_s: dict[int | str, list[float]]
     """When each output token reached the client, by request id."""
     num_pages: int
     page_size: int
+    decisions: DecisionLog | None = None
+    """What was decided at every step, if the engine kept a log."""
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -97,6 +104,26 @@ class Result:
         streamed = self.finished.dropna(subset="tpot_s").request_id
         return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
 
+    def waste(self) -> pd.DataFrame:
+        """Return the share of all K/V slots that is in each state, by step: figure 2 of vLLM's paper (SOSP 2023).
+
+        `stored`: tokens. `reserved`: will be filled before its holder leaves. `internal`: held, but never filled.
+        `external`: free, while the next of the waiting finds enough slots but not side by side. `cached`: held by
+        nobody, content kept. `free`: the rest. A row sums to 1; the paper's "external fragmentation & others" is the
+        sum of the last three. What is held at the end of the rows by requests still running counts as reserved.
+        """
+        steps, size = self.steps, self.page_size
+        live, cached = steps.live_pages * size, steps.cached_pages * size
+        slots = {
+            "stored": steps.kv_tokens,
+            "reserved": live - steps.kv_tokens - steps.internal_slots,
+            "internal": steps.internal_slots,
+            "external": steps.external_slots,
+            "cached": cached,
+            "free": self.num_pages * size - live - cached - steps.external_slots,
+        }
+        return pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+
     def goodput(self, *, ttft_s: float = np.inf, tpot_s: float = np.inf, e2e_s: float = np.inf) -> float:
         """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""
         done = self.finished
@@ -113,6 +140,8 @@ class Result:
         taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
         share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
         those admitted that the prefix cache held. `pages_moved` are pages swapped out, swapped in and copied for forks.
+        `seats_bound`, `tokens_bound` and `pages_bound` count the steps in which that limit kept out something that the
+        policy asked for.
         """
         done, steps = self.finished, self.steps
         tokens = int(done.output_tokens.sum())
@@ -134,6 +163,7 @@ class Result:
             "hit_rate": prompts.cached_tokens.sum() / prompts.prompt_tokens.sum() if len(prompts) else NAN,
             "evictions": int(steps.evictions.sum()),
             "pages_moved": int(steps[["pages_out", "pages_in", "pages_copied"]].sum().sum()),
+            **{name: int(steps[name].sum()) for name in ("seats_bound", "tokens_bound", "pages_bound")},
         }
         for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
             figures |= _spread(done[name], name)

@@ -35,6 +35,8 @@ class PagePool:
         Tokens in a page, ≥ 1.
     """
 
+    layout = "paged"
+
     def __init__(self, num_pages: int, page_size: int) -> None:
         require_counts(num_pages=num_pages, page_size=page_size)
         self.num_pages = num_pages
@@ -61,16 +63,25 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that can be taken: free and cached."""
-        return len(self._free) + len(self._cached)
+        return self.num_free + len(self._cached)
 
     @property
     def num_live(self) -> int:
         """Pages held by at least one request; always num_pages - num_free - num_cached."""
-        return self.num_pages - len(self._free) - len(self._cached)
+        return self.num_pages - self.num_available
+
+    @property
+    def cached_pages(self) -> tuple[int, ...]:
+        """The cached pages, the next to be evicted first."""
+        return tuple(self._cached)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
+
+    def can_take(self, count: int) -> bool:
+        """Whether `count` pages can be taken at once."""
+        return count <= self.num_available
 
     def take(self, count: int) -> list[int]:
         """Take `count` pages, cached ones only when no other is free; all or, with `PagePoolError`, none."""
@@ -84,6 +95,17 @@ class PagePool:
         for page in taken:
             self._counts[page] = 1
         return taken
+
+    def grow(self, pages: list[int], count: int) -> bool:
+        """Take `count` more pages for a page table; if that is impossible, return False and take none."""
+        if count > self.num_available:
+            return False
+        pages += self.take(count)
+        return True
+
+    def move(self, pages: list[int], count: int) -> bool:  # noqa: ARG002
+        """Exchange a run that can't grow for a longer one: pages that lie anywhere need no such thing."""
+        return False
 
     def give_back(self, pages: Iterable[int]) -> None:
         """Drop one reference to each page, the last first; a page without references is free, or cached if kept.
@@ -103,7 +125,10 @@ class PagePool:
                 if page in self._kept:
                     self._cached[page] = None
                 else:
-                    self._free.append(page)
+                    self._set_free(page)
+
+    def _set_free(self, page: int) -> None:
+        self._free.append(page)
 
     # ---- shared and kept pages -----------------------------------------------------------------------------------
 
@@ -135,7 +160,7 @@ class PagePool:
         self._kept.remove(page)
         if page in self._cached:
             del self._cached[page]
-            self._free.append(page)
+            self._set_free(page)
 
     def _require_content(self, page: int) -> None:
         if not 0 <= page < self.num_pages or not (self._counts[page] or page in self._cached):

@@ -1,15 +1,15 @@
 """One step in the making: a policy's plan, followed as far as budget, seats and pages allow."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappop
 from typing import TYPE_CHECKING
 
 from contbatch.errors import PolicyError
 from contbatch.policies import Plan
-from contbatch.policies.answers import rank_of, reserve_of, victim_of
+from contbatch.policies.answers import planned, rank_of, reserve_of, victim_of
 from contbatch.request import Request, RequestStatus
 from contbatch.samples import unforked
-from contbatch.start import find_start
+from contbatch.start import NOWHERE, Start, find_start
 from contbatch.step import Grant, PageMove, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ class Planner:
         step.num_evictions = self.pool.num_evictions - evictions
 
     def _follow(self, plan: Plan) -> None:
-        step, plan = self.step, self._checked(plan)
+        scheduler, step = self.scheduler, self.step
+        plan = planned(scheduler.policy, plan, scheduler.requests, self.seen, step.restarted)
         while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
+            step.plan.append(item)
             request, wanted = item
             tokens = min(wanted, self.budget - step.num_tokens)
             if request.status is RUNNING:
@@ -68,6 +70,8 @@ class Planner:
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
                 self._make_way(request, tokens)
+        if step.num_tokens >= self.budget:
+            self._note_budget(plan)
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
@@ -75,28 +79,6 @@ class Planner:
             if not self.admitting:
                 return
             yield request
-
-    def _checked(self, plan: Plan) -> Plan:
-        name, requests = f"{type(self.scheduler.policy).__name__}.plan", self.scheduler.requests
-        if not isinstance(plan, Iterable):
-            raise PolicyError(f"{name} must yield (request, number of tokens), but returned {plan!r}")
-        for item in plan:
-            try:
-                request, wanted = item
-                known = requests.get(request.request_id) is request and request.status is not FORKING
-            except (TypeError, ValueError, AttributeError):
-                raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
-            if not known:
-                raise PolicyError(f"{name} yielded {request!r}, which is not a live request of this scheduler")
-            if request.request_id in self.seen:
-                raise PolicyError(f"{name} yielded request {request.request_id!r} twice in one step")
-            limit = request.num_uncomputed_tokens
-            if not isinstance(wanted, int) or not 1 <= wanted <= limit:
-                raise PolicyError(
-                    f"{name} wants {wanted!r} tokens for request {request.request_id!r}, possible are 1 to {limit}"
-                )
-            self.seen.add(request.request_id)
-            yield request, wanted
 
     def _grant(self, request: Request, tokens: int) -> None:
         samples = tokens == request.num_uncomputed_tokens
@@ -112,16 +94,11 @@ class Planner:
 
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
-        scheduler, pool, cache = self.scheduler, self.pool, self.scheduler.prefix_cache
-        if not scheduler.free_seats or not pool.num_available:
+        scheduler, pool = self.scheduler, self.pool
+        (computed, shared, cached, partial), need, limits = self._fit(request, tokens)
+        if limits:
             self.admitting = False
-            return
-        computed, shared, cached, partial = find_start(request, cache)
-        stop = min(computed + tokens, request.num_tokens)
-        need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
-        left = pool.num_available - need - pool.count_cached(shared)
-        if left < 0 or (left < len(scheduler.running) and left < self._owed()):
-            self.admitting = False
+            self.step.bound.update(limits)
             return
         pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
@@ -134,8 +111,21 @@ class Planner:
         request.status = RUNNING
         self.step.admitted.append(request)
         self.step.num_cached_tokens += cached
-        cache.count(request, cached)
-        self._grant(request, stop - computed)
+        scheduler.prefix_cache.count(request, cached)
+        self._grant(request, min(tokens, request.num_tokens - computed))
+
+    def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
+        """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
+        scheduler, pool = self.scheduler, self.pool
+        if not scheduler.free_seats or not pool.num_available:
+            return NOWHERE, 0, ("pages" if scheduler.free_seats else "seats",)
+        start = computed, shared, _, _ = find_start(request, scheduler.prefix_cache)
+        stop = min(computed + tokens, request.num_tokens)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
+        left = pool.num_available - need - pool.count_cached(shared)
+        if left < 0 or (left < len(scheduler.running) and left < self._owed()):
+            return start, need, ("pages",)
+        return start, need, () if pool.can_take(need) else ("pages", "fragmentation")
 
     def _move_in(self, request: Request, first: int, partial: int | None) -> None:
         """Have the pages from place `first` on filled, which a request just admitted does not share with others."""
@@ -144,6 +134,23 @@ class Planner:
         back = zip(request.host_pages[first:], request.pages[first:], strict=False)
         self.step.moves += [PageMove("in", host, page) for host, page in back]
         self.step.moved.append(request)
+
+    def _note_budget(self, rest: Plan) -> None:
+        """Note whether the budget, now used up, is what kept more of the plan out."""
+        request, wanted = self.step.plan[-1]
+        grant = self.step.grants[-1]
+        cut = grant.request is request and grant.num_tokens < min(wanted, request.num_uncomputed_tokens)
+        if cut or any(self._would_go_on(r) for r, _ in rest):
+            self.step.bound.add("tokens")
+
+    def _would_go_on(self, request: Request) -> bool:
+        """Whether the step, had it any budget left, would turn to a request that the plan names."""
+        if request.status in (RUNNING, HELD):
+            return True
+        if self.admitting and request not in self.step.preempted:
+            self.admitting = not self._fit(request, 1)[-1]
+            return self.admitting
+        return False
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
@@ -169,10 +176,17 @@ class Planner:
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
         need = self.pool.pages_for(request.num_computed_tokens + tokens) - len(request.pages)
-        if need > self.pool.num_available:
+        if need <= 0 or self.pool.grow(request.pages, need):
+            return True
+        self.step.bound.add("pages")
+        return self._restart(request)
+
+    def _restart(self, request: Request) -> bool:
+        """Compute a request again, in a run for all it may need, if memory is contiguous and there is such a run."""
+        if not self.pool.move(request.pages, self.pool.pages_for(request.max_kv_tokens)):
             return False
-        if need > 0:
-            request.pages += self.pool.take(need)
+        request.num_computed_tokens = 0
+        self.step.restarted.append(request)
         return True
 
     def _owed(self) -> int:
@@ -220,23 +234,3 @@ class Planner:
             victim.num_swaps += 1
         else:
             victim.num_computed_tokens, victim.status = 0, PREEMPTED
-
-
-def abandon(step: SchedulerOutput, scheduler: "Scheduler") -> None:
-    """Have all computed again that needs the page moves of a step that was never updated: which were done is unknown.
-
-    Called once the step is planned, so those it moved run or wait.
-    """
-    for request in step.moved:
-        if request.status is RUNNING:
-            request.rank = rank_of(scheduler.policy, request)
-            scheduler.vacate(request)
-            scheduler.running.remove(request)
-            request.num_preemptions += 1
-            scheduler.waiting.add(request)
-        elif request.status is SWAPPED:
-            scheduler.swap_space.give_back(request.host_pages)
-            request.num_swaps -= 1
-        else:
-            continue
-        request.num_computed_tokens, request.status = 0, PREEMPTED

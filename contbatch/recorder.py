@@ -1,6 +1,8 @@
 """Collects what happens while an engine runs."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pandas as pd
 
@@ -10,7 +12,7 @@ from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.step_shape import StepShape
 
-HELD = RequestStatus.HELD
+PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
 
 def _kind(grant: Grant) -> str:
@@ -31,6 +33,15 @@ class _Live:
     seat: int | None = None
     start_step: int = 0
     start_s: float = 0.0
+    holds: list[tuple[int, int]] = field(default_factory=list)
+    """(step, pages): how many pages it has held since when, since it took its seat."""
+    stored: int = 0
+    """Most tokens whose K/V it has had in them."""
+
+    def hold(self, step: int, pages: int, stored: int) -> None:
+        if not self.holds or self.holds[-1][1] != pages:
+            self.holds.append((step, pages))
+        self.stored = max(self.stored, stored)
 
 
 class Recorder:
@@ -52,6 +63,8 @@ class Recorder:
         self._token_s: dict[int | str, list[float]] = {}
         self._live: dict[int | str, _Live] = {}
         self._counts: tuple[int, ...] = ()
+        self._unused: Counter[int] = Counter()
+        """By step, how many more slots than in the step before are held and never filled; known when holders leave."""
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
@@ -61,7 +74,8 @@ class Recorder:
         for grant in step.grants:
             kind = _kind(grant)
             tokens[kind] += grant.num_tokens
-            self._turn(grant.request, kind, step.step, now)
+            live = self._turn(grant.request, kind, step.step, now)
+            live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
         running = scheduler.running
         held = sum(r.status is HELD for r in running)
         pool = scheduler.pool
@@ -72,6 +86,8 @@ class Recorder:
         self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
         self._counts += (pool.num_cached, step.num_evictions)
         self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
+        self._counts += (len(step.restarted), *(limit in step.bound for limit in ("seats", "tokens", "pages")))
+        self._counts += (pool.page_size * pool.num_free if "fragmentation" in step.bound else 0,)
         self._counts += StepShape.of(step.grants)[-3:]
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
@@ -108,9 +124,12 @@ class Recorder:
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
+        steps = pd.DataFrame(self._steps, columns=STEP_COLUMNS[:-1])
+        unused = pd.Series(self._unused, dtype=int).sort_index().cumsum()
+        steps["internal_slots"] = unused.reindex(steps.step, method="ffill", fill_value=0).to_numpy()
         return Result(
             requests=pd.DataFrame(self._requests, columns=REQUEST_COLUMNS),
-            steps=pd.DataFrame(self._steps, columns=STEP_COLUMNS),
+            steps=steps,
             segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
             token_s=dict(self._token_s),
             num_pages=self.num_pages,
@@ -124,14 +143,26 @@ class Recorder:
         times += [now] * new
         return new
 
-    def _turn(self, request: Request, kind: str, step: int, now: float) -> None:
+    def _turn(self, request: Request, kind: str, step: int, now: float) -> _Live:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
         name = request.request_id
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live(now if kind else float("nan"))
         if live.kind == kind and live.seat == request.seat:
-            return
+            return live
         if live.kind and live.start_step < step:  # else of an interrupted step
-            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now))
+            preempted = request.status in (PREEMPTED, SWAPPED)
+            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
+        if not kind:
+            self._settle(live, step)
+        return live
+
+    def _settle(self, live: _Live, step: int) -> None:
+        """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
+        for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
+            unused = max(0, pages * self.page_size - live.stored)
+            self._unused[start] += unused
+            self._unused[end] -= unused
+        live.holds, live.stored = [], 0

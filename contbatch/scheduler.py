@@ -11,11 +11,12 @@ from heapq import heappush
 from typing import Literal
 
 from contbatch.checks import require, require_counts
+from contbatch.contiguous import make_pool
 from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
-from contbatch.pages import PagePool
-from contbatch.planner import Planner, abandon
+from contbatch.lost_step import abandon
+from contbatch.planner import Planner
 from contbatch.policies import Policy
 from contbatch.policies.answers import rank_of, reserve_of
 from contbatch.prefix_cache import PrefixCache
@@ -37,10 +38,10 @@ class Scheduler:
         Deep-copied, so that one policy object can serve many runs.
     num_pages, page_size : int
         The page pool: pages, and tokens in each.
-    max_num_seqs : int
-        Seats: most requests running at a time.
-    max_num_batched_tokens : int
-        Token budget of a step.
+    layout : {"paged", "contiguous"}
+        Whether a request's pages lie anywhere, or side by side in a run that is taken at admission (`ContiguousPool`).
+    max_num_seqs, max_num_batched_tokens : int
+        Seats, the most requests that run at a time; and the token budget of a step.
     max_model_len : int, optional
         Most tokens (prompt + output) of a request; unlimited if None.
     prefix_cache : bool
@@ -55,6 +56,7 @@ class Scheduler:
         *,
         num_pages: int,
         page_size: int = 16,
+        layout: str = "paged",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
@@ -66,15 +68,14 @@ class Scheduler:
         if not isinstance(policy, Policy):
             raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
         self.policy = copy.deepcopy(policy)
-        self.pool = PagePool(num_pages, page_size)
+        self.pool = make_pool(layout, num_pages, page_size, shared=prefix_cache)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
-        self.requests: dict[int | str, Request] = {}
-        """All live requests by id."""
+        self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self._released: list[Request] = []
         self._num_added = 0
@@ -94,12 +95,10 @@ class Scheduler:
         what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
         if self.max_model_len is not None and prompt + output > self.max_model_len:
             raise InvalidRequestError(f"{what} = {prompt + output} exceed max_model_len {self.max_model_len}")
-        held = max(request.max_kv_tokens, reserve_of(self.policy, request))
-        need, have = self.pool.pages_for(held), self.pool.num_pages
-        if need > have:
-            raise InvalidRequestError(
-                f"{what} need {need} pages of {self.pool.page_size} tokens, the pool has {have}: it can never run"
-            )
+        need = self.pool.pages_for(max(request.max_kv_tokens, reserve_of(self.policy, request)))
+        if need > self.pool.num_pages:
+            have = f"the pool has {self.pool.num_pages}: it can never run"
+            raise InvalidRequestError(f"{what} need {need} pages of {self.pool.page_size} tokens, {have}")
 
     def add(self, request: Request) -> None:
         """Queue a request; `InvalidRequestError` if it can never run."""

@@ -5,8 +5,12 @@ from contbatch.request import Request, RequestStatus
 
 RUNNING, SWAPPED = RequestStatus.RUNNING, RequestStatus.SWAPPED
 
+Start = tuple[int, list[int], int, int | None]
+"""num_tokens, shared, num_cached, partial: see `find_start`."""
+NOWHERE: Start = 0, [], 0, None
 
-def find_start(request: Request, cache: PrefixCache) -> tuple[int, list[int], int, int | None]:
+
+def find_start(request: Request, cache: PrefixCache) -> Start:
     """Return the furthest start; always good only until the next change.
 
     A request that was swapped out goes on where it was: what is not shared comes from its host pages. A forked one, or
@@ -28,7 +32,8 @@ def find_start(request: Request, cache: PrefixCache) -> tuple[int, list[int], in
     cached = len(shared) * size
     if request.status is SWAPPED:
         return max(cached, request.num_computed_tokens), shared, cached, None
-    if not request.num_forked_tokens or request.sampling.prompt_logprobs is not None:
+    forked = request.num_forked_tokens and cache.pool.layout != "contiguous"  # where a run has one holder
+    if not forked or request.sampling.prompt_logprobs is not None:
         return cached, shared, cached, None
     if kin := [r for r in (request.parent or request).samples if r.status is RUNNING]:
         source = max(kin, key=lambda r: r.num_computed_tokens)

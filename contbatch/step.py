@@ -29,6 +29,10 @@ class PageMove(NamedTuple):
     target: int
 
 
+BINDING = ("seats", "tokens", "pages", "fragmentation")
+"""Limits that may bind: seats, the token budget, pages, and (with "pages") pages that are free but not side by side."""
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step: whose tokens to compute, and what changed on the way."""
@@ -45,6 +49,12 @@ class SchedulerOutput:
     forked: list[Request] = field(default_factory=list)
     """Further samples of the prompts that are finished in this step: each draws its first token from its parent's
     logits."""
+    restarted: list[Request] = field(default_factory=list)
+    """Running requests that outgrew their contiguous run: they begin again in a longer one."""
+    plan: list[tuple[Request, int]] = field(default_factory=list)
+    """What the policy asked for, in its order, as far as the step went: requests and tokens."""
+    bound: set[str] = field(default_factory=set)
+    """The limits that kept something the plan asked for out of this step, see `BINDING`."""
     num_tokens: int = 0
     """Tokens computed, ≤ max_num_batched_tokens."""
     num_cached_tokens: int = 0

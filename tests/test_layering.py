@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "errors", "intake", "logprob", "pages", "planner", "policies", *POLICIES, "prefix_cache", "queue",
-    "request", "samples", "sampling_params", "scheduler", "start", "step", "step_shape", "swap_space",
+    "checks", "contiguous", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies", *POLICIES,
+    "prefix_cache", "queue", "request", "samples", "sampling_params", "scheduler", "start", "step", "step_shape",
+    "swap_space",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -67,6 +68,7 @@ def test_what_each_part_of_the_heart_may_see():
         "logprob": set(),
         "request": {"checks", "errors", "logprob", "sampling_params"},
         "pages": {"checks", "errors"},
+        "contiguous": {"checks", "errors", "pages"},
         "step": {"errors", "request"},
         "step_shape": {"step"},
         "queue": {"request"},

@@ -100,3 +100,88 @@ def test_an_unknown_axis_is_named_before_a_figure_is_made(result, by):
     with pytest.raises(InvalidRequestError, match=f"by must be 'step' or 'second', got {by!r}"):
         cb.plots.gantt(result, by=by)
     assert plt.get_fignums() == []
+
+
+def test_a_preemption_is_marked_where_it_happened_and_explained():
+    result = engine_of(cb.ChunkedPrefill(), num_pages=2).run([request("a", 4, 5), request("b", 4, 3)])
+    stops = result.segments[result.segments.preempted]
+    assert list(zip(stops.request_id, stops.end_step, strict=True)) == [("b", 1)]
+    ax = cb.plots.gantt(result, by="step")
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1.0, 1.0]]]
+    assert ax.get_legend().get_texts()[-1].get_text() == "preempted"
+
+
+@pytest.mark.parametrize("seats", [1, 2, 8])
+def test_the_legend_covers_no_bar(seats):
+    result = engine_of(cb.StaticBatching(seats)).run([request(i, 2, 3 + i) for i in range(9)])
+    ax = cb.plots.gantt(result)
+    ax.figure.canvas.draw()
+    legend = ax.get_legend().get_window_extent()
+    assert legend.y1 < ax.get_window_extent().y0
+    assert legend.x0 > ax.xaxis.label.get_window_extent().x1
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------
+
+
+def cells(ax):
+    """(left, top, width, colour, hatch) of each rectangle, the pale ones apart."""
+    full = [b for b in ax.patches if b.get_alpha() is None]
+    return [(b.get_x(), b.get_y(), b.get_width(), to_hex(b.get_facecolor()), b.get_hatch()) for b in full]
+
+
+def test_every_page_is_drawn_as_what_it_is():
+    tables = {"a": [0, 2], "b": [0, 5]}
+    ax = cb.plots.page_map(tables, 7, cached=[3], stored={"a": 6, "b": 5}, page_size=4, columns=4, title="pool")
+    held = {name: colour.lower() for name, colour in zip("ab", cb.plots.HOLDERS, strict=False)}
+    assert cells(ax) == [
+        (0, 0, 1, "#666666", "xx"),
+        (1, 0, 1, "#eeeeee", None),
+        (2, 0, 0.5, held["a"], None),
+        (3, 0, 1, "#ffffff", ".."),
+        (0, 1, 1, "#eeeeee", None),
+        (1, 1, 0.25, held["b"], None),
+        (2, 1, 1, "#eeeeee", None),
+    ]
+    assert [text.get_text() for text in ax.texts] == ["a+b", "", "a", "", "", "b", ""]
+    assert (ax.get_title(), ax.get_xlabel(), ax.get_xlim()) == ("pool", "page, 4 in a line", (0, 4))
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-3:] == ["shared", "cached", "free"]
+
+
+def test_a_page_map_from_a_replayed_state_and_with_more_holders_than_colours():
+    engine = engine_of(num_pages=40, max_num_seqs=9)
+    engine.log = cb.DecisionLog()
+    engine.run([request(f"${i}", 3, 2) for i in range(9)])
+    state = next(engine.log.states())
+    ax = cb.plots.page_map(state.tables, 40, cached=state.cached, legend=False)
+    ax.figure.canvas.draw()
+    assert sum(text.get_text() != "" for text in ax.texts) == 9
+    assert ax.get_legend() is None
+    assert ax.get_ylim() == (2, -0.1)
+
+
+def test_the_bars_of_waste_are_the_means_of_the_shares():
+    tight = engine_of(cb.Orca(), num_pages=12, page_size=1, layout="contiguous")
+    results = {
+        "runs": tight.run([request("a", 4), request("b", 2, 3), request("c", 4), request("d", 3, 5)]),
+        "$pages": engine_of(cb.ContinuousBatching(), num_pages=8).run([request("a", 4, 5)]),
+    }
+    ax = cb.plots.waste(results, title="waste")
+    ax.figure.canvas.draw()
+    widths = np.array([b.get_width() for b in ax.patches]).reshape(2, 6)
+    np.testing.assert_allclose(widths, [100 * r.waste().mean() for r in results.values()])
+    np.testing.assert_allclose(widths.sum(axis=1), 100)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["runs", "$pages"]
+    assert {text.get_text() for text in ax.texts} == {f"{w:.1f}" for w in widths.flat if w > 3}
+    assert "[%]" in ax.get_xlabel()
+
+
+@pytest.mark.parametrize("page", [7, -1])
+def test_a_page_outside_the_pool_is_named_before_a_figure_is_made(page):
+    with pytest.raises(InvalidRequestError, match=rf"a page of request 'a' must be in \[0, 7\), got {page}"):
+        cb.plots.page_map({"a": [page]}, 7)
+    assert plt.get_fignums() == []
+
+
+def test_the_waste_of_a_run_without_steps():
+    cb.plots.waste({"nothing": run()}).figure.canvas.draw()

@@ -1,11 +1,11 @@
 """What a policy answers, checked: a broken policy raises `PolicyError` and leaves the scheduler whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from contbatch.checks import is_int, require
 from contbatch.errors import PolicyError
-from contbatch.policies.policy import Policy
-from contbatch.request import Request
+from contbatch.policies.policy import Plan, Policy
+from contbatch.request import Request, RequestStatus
 
 
 def rank_of(policy: Policy, request: Request) -> float:
@@ -31,3 +31,34 @@ def victim_of(policy: Policy, candidates: Sequence[Request]) -> Request:
     what = f"the victim that {type(policy).__name__}.choose_victim returns"
     require(any(victim is r for r in candidates), what, victim, f"one of the requests {names}", PolicyError)
     return victim
+
+
+def planned(
+    policy: Policy, plan: Plan, requests: Mapping[int | str, Request], seen: set[int | str], restarted: list[Request]
+) -> Plan:
+    """Yield what a plan yields, checked: live requests of `requests`, each once; their ids are added to `seen`.
+
+    Those `restarted` in this step have more to compute all of a sudden, and may be named again for it: passed over.
+    """
+    name = f"{type(policy).__name__}.plan"
+    if not isinstance(plan, Iterable):
+        raise PolicyError(f"{name} must yield (request, number of tokens), but returned {plan!r}")
+    for item in plan:
+        try:
+            request, wanted = item
+            known = requests.get(request.request_id) is request and request.status is not RequestStatus.FORKING
+        except (TypeError, ValueError, AttributeError):
+            raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
+        if not known:
+            raise PolicyError(f"{name} yielded {request!r}, which is not a live request of this scheduler")
+        if request in restarted:
+            continue
+        if request.request_id in seen:
+            raise PolicyError(f"{name} yielded request {request.request_id!r} twice in one step")
+        limit = request.num_uncomputed_tokens
+        if not isinstance(wanted, int) or not 1 <= wanted <= limit:
+            raise PolicyError(
+                f"{name} wants {wanted!r} tokens for request {request.request_id!r}, possible are 1 to {limit}"
+            )
+        seen.add(request.request_id)
+        yield request, wanted

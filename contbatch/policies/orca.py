@@ -14,8 +14,9 @@ RESERVATIONS = ("max_tokens", "max", "power_of_two", "oracle")
 class Orca(Policy):
     """Iteration-level scheduling that reserves the memory of the whole request at admission, so it never preempts.
 
-    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2). Simplified: no pipeline stages,
-    and the reservation is in pages, so the waste outside reservations that contiguous memory has does not occur.
+    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2). Simplified: no pipeline stages.
+    With the scheduler's `layout="contiguous"` and `page_size=1` the memory is that of the paper, external fragmentation
+    included; with paged memory only the reservation remains.
 
     Parameters
     ----------
@@ -23,7 +24,8 @@ class Orca(Policy):
         Of the output, besides the prompt. "max_tokens": what the request may make, as in Orca's paper. The others are
         the baselines of vLLM's paper (Kwon et al., SOSP 2023, section 6.1): "max": the model's longest sequence.
         "power_of_two": the expected output rounded up to a power of two. "oracle": the expected output
-        (`Request.expected_output_tokens`; a request that makes more takes pages on demand and may be preempted).
+        (`Request.expected_output_tokens`; a request that makes more takes pages on demand and may be preempted, or
+        begins again in a longer run).
     max_model_len : int
         The longest sequence, prompt and output, in tokens; bounds "max" and "power_of_two".
     """
