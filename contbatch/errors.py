@@ -43,3 +43,7 @@ class RunnerError(ContbatchError, RuntimeError):
 
 class MissingDependencyError(ContbatchError, ImportError):
     """An optional package is needed; the message gives the line that installs it."""
+
+
+class KernelBuildError(ContbatchError, RuntimeError):
+    """A GPU kernel could not be compiled, or its PTX is not of the form that a launcher expects."""

@@ -82,7 +82,8 @@ def combine_here(variant, partial_output, lse, output):
     from contbatch.plugins.paged_attention import triton_combine
 
     rows = lse[0].size
-    triton_combine.combine[(rows,)](_tensor(partial_output), _tensor(lse), rows, _tensor(output), variant)
+    sizes = variant.head_size, variant.num_splits
+    triton_combine.combine[(rows,)](_tensor(partial_output), _tensor(lse), rows, _tensor(output), *sizes)
     return output
 
 

@@ -23,6 +23,27 @@ class Tactic:
     num_stages: int
 
 
+TACTICS = {
+    64: {1: Tactic(16, 32, 4, 2), 2: Tactic(64, 64, 4, 1)},
+    128: {1: Tactic(16, 32, 4, 1), 2: Tactic(64, 32, 8, 1)},
+    256: {1: Tactic(16, 32, 4, 1), 2: Tactic(32, 32, 8, 1)},
+}
+"""By padded head size and number: 1 is meant for decoding, 2 for prompts. Chosen to spill no registers and to fit in
+48 KiB of shared memory, see docs/tensorrt.md; which is faster where has never been measured."""
+
+
+def default_tactics(head_size: int) -> dict[int, Tactic]:
+    """Return the tactics of a head size by number; one without a kernel raises `UnsupportedModelError`."""
+    if head_size not in HEAD_SIZES:
+        raise UnsupportedModelError(f"the GPU kernel takes head sizes {HEAD_SIZES}, got {head_size}")
+    return TACTICS[power_of_two(head_size)]
+
+
+def power_of_two(at_least: int) -> int:
+    """Return the smallest power of two that is not less."""
+    return 1 << (at_least - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """Everything the kernel knows at compile time; lengths, pages and sequences are arguments of each launch.
@@ -56,8 +77,7 @@ class Variant:
         require_attributes(self.num_heads, self.kv_num_heads, self.scale, self.softcap, self.local_window_size)
         if self.dtype not in DTYPES:
             raise UnsupportedModelError(f"the GPU kernel takes {' or '.join(DTYPES)}, got dtype {self.dtype!r}")
-        if self.head_size not in HEAD_SIZES:
-            raise UnsupportedModelError(f"the GPU kernel takes head sizes {HEAD_SIZES}, got {self.head_size}")
+        default_tactics(self.head_size)
         if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_size:
             limit = f"an even number in 0..head_size {self.head_size}"
             raise UnsupportedModelError(f"rotary_dim must be {limit}, got {self.rotary_dim}")
@@ -87,12 +107,12 @@ class Variant:
     @property
     def block_tokens_padded(self) -> int:
         """`block_tokens` as a vector's length, a power of two."""
-        return 1 << (self.block_tokens - 1).bit_length()
+        return power_of_two(self.block_tokens)
 
     @property
     def head_size_padded(self) -> int:
         """`head_size` as a vector's length, a power of two; the excess is masked and counts as zero."""
-        return 1 << (self.head_size - 1).bit_length()
+        return power_of_two(self.head_size)
 
     @property
     def query_stride(self) -> int:
