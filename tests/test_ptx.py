@@ -1,4 +1,4 @@
-"""PTX of the GPU kernel: ptxas takes it, nothing spills, and hidden parameters are removed only if nothing reads them."""
+"""PTX of the GPU kernel: ptxas takes it, nothing spills, and a hidden parameter is removed only if nothing reads it."""
 
 import re
 import sys

@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorrt as trt
 import tensorrt.plugin as trtp
+from tensorrt.plugin import AutoTuneCombination, KernelLaunchParams, SymExprs
+from tensorrt.plugin import TensorDesc as Tensor
 
 from contbatch.errors import KernelBuildError, UnsupportedModelError
 from contbatch.plugins.paged_attention.ptx import Kernel, compile_attention, compile_combine
@@ -28,8 +30,7 @@ TYPES = {trt.float16: ("float16", "FP16"), trt.bfloat16: ("bfloat16", "BF16")}
 """TensorRT's types, with the names that kernels and format strings have for them."""
 ONNX_TYPES = {10: trt.float16, 16: trt.bfloat16}
 """Values of the attribute `to`: onnx.TensorProto.FLOAT16 and BFLOAT16."""
-Tensor = trtp.TensorDesc
-Implementation = tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymExprs]
+Implementation = tuple[str | bytes, str | bytes, KernelLaunchParams, SymExprs]
 _targets: list[int] = []
 """The architecture to compile for: TensorRT tells the functions below nothing of the GPU it builds for."""
 
@@ -78,12 +79,12 @@ def _describe_split(
 def _tune(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, cumulative_sequence_length: Tensor, past_seqlens: Tensor,
     block_table: Tensor, cos_cache: Tensor, sin_cache: Tensor, outputs: tuple[Tensor],
-) -> list[trtp.AutoTuneCombination]:
+) -> list[AutoTuneCombination]:
     activation = _type_of(query)[1]
     others = "FP32" if len(outputs) == 4 else activation
     types = [activation] * 3 + ["INT32"] * 3 + [activation] * 2 + [others] * (len(outputs) - 2) + [activation] * 2
     tactics = default_tactics(_constant(key_cache, "key_cache", 3))
-    return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", list(tactics))]
+    return [AutoTuneCombination(", ".join(types), "LINEAR", list(tactics))]
 
 
 def _implement(
@@ -144,7 +145,7 @@ def _attention(
     num_tokens, num_seqs = query.shape_expr[0], past_seqlens.shape_expr[0]
     dimensions = num_tokens, num_seqs, key_cache.shape_expr[0], block_table.shape_expr[1], cos_cache.shape_expr[0]
     kernel = compile_attention(variant, _targets[0])
-    launch = trtp.KernelLaunchParams(
+    launch = KernelLaunchParams(
         grid_x=trtp.SymInt32(num_tokens // variant.block_tokens + num_seqs + 1),
         grid_y=kv_num_heads * variant.parts,
         grid_z=num_splits,
@@ -161,18 +162,18 @@ def _describe_combine(partial: Tensor, lse: Tensor, to: int) -> tuple[Tensor]:
     return (trtp.from_shape_expr((partial.shape_expr[1], columns), dtype=ONNX_TYPES[to]),)
 
 
-def _tune_combine(partial: Tensor, lse: Tensor, outputs: tuple[Tensor]) -> list[trtp.AutoTuneCombination]:
-    return [trtp.AutoTuneCombination(f"FP32, FP32, {_type_of(outputs[0])[1]}", "LINEAR", [1])]
+def _tune_combine(partial: Tensor, lse: Tensor, outputs: tuple[Tensor]) -> list[AutoTuneCombination]:
+    return [AutoTuneCombination(f"FP32, FP32, {_type_of(outputs[0])[1]}", "LINEAR", [1])]
 
 
 def _implement_combine(partial: Tensor, lse: Tensor, to: int, outputs: tuple[Tensor], tactic: int) -> Implementation:
     num_splits, head_size = (_constant(partial, "partial", axis) for axis in (0, 3))
     kernel = compile_combine(_type_of(outputs[0])[0], head_size, num_splits, _targets[0])
     num_rows = partial.shape_expr[1] * partial.shape_expr[2]
-    return _implementation(kernel, trtp.KernelLaunchParams(grid_x=trtp.SymInt32(num_rows)), num_rows)
+    return _implementation(kernel, KernelLaunchParams(grid_x=trtp.SymInt32(num_rows)), num_rows)
 
 
-def _implementation(kernel: Kernel, launch: trtp.KernelLaunchParams, *scalars: Any) -> Implementation:
+def _implementation(kernel: Kernel, launch: KernelLaunchParams, *scalars: Any) -> Implementation:
     """Return what TensorRT wants of an implementation; the scalars stand between inputs and outputs."""
     launch.block_x, launch.shared_mem = kernel.num_threads, kernel.shared_memory
     return kernel.name, kernel.ptx, launch, trtp.SymIntExprs.from_tuple([trtp.SymInt32(s) for s in scalars])
