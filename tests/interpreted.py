@@ -8,6 +8,7 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -20,11 +21,11 @@ SMALL = Tactic(block_rows=16, block_keys=16, num_warps=1, num_stages=1)
 
 @cache
 def _process():
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_interpret)
-
-
-def _interpret():
-    os.environ["TRITON_INTERPRET"] = "1"
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    # numpy's threads would wait for each other on the tiny matrices of one program.
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1", OPENBLAS_NUM_THREADS="1"):
+        executor.submit(int).result()
+    return executor
 
 
 def run(problem, tactic=SMALL, packed=True, num_splits=1):
