@@ -20,8 +20,8 @@ ATTRIBUTES = (
 def write_tensorrt_onnx(model: str | os.PathLike[str], page_size: int = 16, num_splits: int = 1) -> Path:
     """Write `model.tensorrt.onnx` beside an exported model.onnx, whose weights file it shares.
 
-    Each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1 a PagedAttentionSplit and
-    a PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries, keys and values that are
+    Each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1 PagedAttentionSplit and
+    PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries, keys and values that are
     inputs of their own are concatenated. The page size becomes a constant.
 
     Parameters
