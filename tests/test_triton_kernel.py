@@ -22,7 +22,7 @@ def passes(problem, **options):
     return result
 
 
-@settings(max_examples=16)
+@settings(max_examples=12)
 @given(problems(**SIZES, past=40), st.sampled_from(TACTICS), st.booleans(), st.sampled_from([1, 1, 2, 3, 5]))
 def test_is_dense_attention_and_the_reference(problem, tactic, packed, num_splits):
     output, *caches = passes(problem, tactic=tactic, packed=packed, num_splits=num_splits)
@@ -56,7 +56,7 @@ def test_window(window, num_splits):
 
 
 def test_257_sequences():  # CASES 26
-    passes(Problem([(i % 3, 1 - i % 5 // 4) for i in range(257)], heads=1, padding=3, pages=BF16))
+    passes(Problem([(i % 3, int(i % 4 == 0)) for i in range(257)], heads=1, padding=3, pages=BF16))
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])
