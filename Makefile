@@ -30,7 +30,7 @@ notebooks: $(VENV)/.user
 
 $(VENV)/.user $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cpu,notebooks,simulation$(if $(findstring .dev,$@),$(comma)dev)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cpu,notebooks,simulation$(if $(findstring .dev,$@),$(comma)ptx$(comma)dev)]'
 	touch $@
 
 comma := ,

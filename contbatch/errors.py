@@ -59,3 +59,7 @@ class MissingDependencyError(ContbatchError, ImportError):
 
 class DecisionLogError(ContbatchError, ValueError):
     """A decision log was changed or cut, or tells of something that can't have happened; the message names the step."""
+
+
+class KernelBuildError(ContbatchError, RuntimeError):
+    """A GPU kernel could not be compiled, or its PTX is not of the form that a launcher expects."""

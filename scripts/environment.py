@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {
     "environment.yml": ("cpu", "notebooks", "simulation", "dev"),
-    "environment-gpu.yml": ("cpu", "notebooks", "simulation", "tensorrt", "dev"),
+    "environment-gpu.yml": ("cpu", "notebooks", "simulation", "ptx", "tensorrt", "dev"),
 }
 """Optional dependencies by file; the second needs a machine with an NVIDIA GPU and CUDA."""
 HEADER = """\

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
 from contbatch.plugins.paged_attention import cpu, reference
 
@@ -68,6 +69,38 @@ class Problem:
         return output, key_cache, value_cache
 
 
+@st.composite
+def problems(
+    draw,
+    pages=(np.float32, BF16),
+    head_sizes=(8, 10, 32, 64, 80, 96, 128, 256),
+    page_sizes=(1, 3, 16, 32, 256),
+    past=150,
+    new=(0, 1, 1, 2, 17, 70),
+):
+    ratio, kv_heads = draw(st.sampled_from([(1, 1), (1, 3), (3, 1), (3, 3), (5, 2), (6, 1), (7, 1), (16, 1)]))
+    head_size = draw(st.sampled_from(head_sizes))
+    lengths = st.tuples(st.integers(0, past), st.sampled_from(new))
+    attributes = {
+        "scale": draw(st.sampled_from([0.0, 0.07])),
+        "softcap": draw(st.sampled_from([0.0, 0.0, 1.5, 30.0])),
+        "local_window_size": draw(st.sampled_from([-1, -1, 1, 2, 63, 64, 100])),
+        "rotary_interleaved": draw(st.integers(0, 1)),
+    }
+    return Problem(
+        draw(st.lists(lengths, min_size=1, max_size=5)),
+        heads=ratio * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        page_size=draw(st.sampled_from(page_sizes)),
+        pages=draw(st.sampled_from(pages)),
+        padding=draw(st.integers(0, 2)),
+        rotary_dim=draw(st.sampled_from([0, 2, head_size // 2 // 2 * 2, head_size])),
+        seed=draw(st.integers(0, 2**32)),
+        attributes=attributes,
+    )
+
+
 def rotated(problem, x, position):
     """Rotary embedding as a product of complex numbers; x (n, heads, head_size)."""
     pair = np.arange(problem.rotary_dim // 2)
@@ -93,8 +126,11 @@ def dense(problem, q, k, v, past):
     return out
 
 
-def check(problem, result, dtype=np.float32):
-    """Pages hold what they must, and nothing else changed; the output is dense attention over what they hold."""
+def check(problem, result, dtype=np.float32, rounded=False):
+    """Pages hold what they must, and nothing else changed; the output is dense attention over what they hold.
+
+    With `rounded`, queries after rotation and weights before they meet the values may be rounded to `dtype` as well.
+    """
     output, key_cache, value_cache = result
     assert output.dtype == dtype
     untouched = np.ones(key_cache.shape[:2], bool)
@@ -111,9 +147,13 @@ def check(problem, result, dtype=np.float32):
         np.testing.assert_allclose(key_cache[at].astype(np.float64), expected, rtol=eps, atol=2.0**-22)
         everything = problem.at(s, np.arange(past + len(position)))
         k_all, v_all = (cache[everything].astype(np.float64) for cache in (key_cache, value_cache))
-        expected = dense(problem, rotated(problem, q[new], position), k_all, v_all, past)
+        q_s, atol = rotated(problem, q[new], position), 1e-5
+        if rounded:
+            q_s = q_s.astype(dtype).astype(np.float64)
+            atol += 1.5 * STEP[dtype] * np.abs(v_all).max(initial=0)
+        expected = dense(problem, q_s, k_all, v_all, past)
         got = output[new].astype(np.float64).reshape(expected.shape)
-        np.testing.assert_allclose(got, expected, rtol=STEP[dtype], atol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=STEP[dtype], atol=atol)
     assert not output[problem.cumulative[-1] :].any()
     for after, before in ((key_cache, problem.key_cache), (value_cache, problem.value_cache)):
         assert after[untouched].tobytes() == before[untouched].tobytes()

@@ -7,35 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
-from paged_problem import BF16, Problem, check, same_bits
+from paged_problem import BF16, Problem, check, problems, same_bits
 
 from contbatch.plugins.paged_attention import cpu, reference
 from contbatch.plugins.paged_attention.kernels import attend, exp2
-
-
-@st.composite
-def problems(draw, pages=(np.float32, BF16)):
-    ratio, kv_heads = draw(st.sampled_from([(1, 1), (1, 3), (3, 1), (3, 3), (5, 2), (6, 1), (7, 1), (16, 1)]))
-    head_size = draw(st.sampled_from([8, 10, 32, 64, 80, 96, 128, 256]))
-    lengths = st.tuples(st.integers(0, 150), st.sampled_from([0, 1, 1, 2, 17, 70]))
-    attributes = {
-        "scale": draw(st.sampled_from([0.0, 0.07])),
-        "softcap": draw(st.sampled_from([0.0, 0.0, 1.5, 30.0])),
-        "local_window_size": draw(st.sampled_from([-1, -1, 1, 2, 63, 64, 100])),
-        "rotary_interleaved": draw(st.integers(0, 1)),
-    }
-    return Problem(
-        draw(st.lists(lengths, min_size=1, max_size=5)),
-        heads=ratio * kv_heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        page_size=draw(st.sampled_from([1, 3, 16, 32, 256])),
-        pages=draw(st.sampled_from(pages)),
-        padding=draw(st.integers(0, 2)),
-        rotary_dim=draw(st.sampled_from([0, 2, head_size // 2 // 2 * 2, head_size])),
-        seed=draw(st.integers(0, 2**32)),
-        attributes=attributes,
-    )
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,0 +1,93 @@
+"""An exported model in the form that TensorRT parses: its PagedAttention nodes become those of the plugins."""
+
+import os
+from pathlib import Path
+
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, helper
+
+from contbatch.checks import require_counts
+from contbatch.errors import UnsupportedModelError
+from contbatch.export import read_config, read_metadata
+
+DOMAIN = "contbatch"
+ATTRIBUTES = (
+    "num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved",
+)  # fmt: skip
+"""All must be there, in this order: TensorRT hands their values over by position."""
+
+
+def write_tensorrt_onnx(model: str | os.PathLike[str], page_size: int = 16, num_splits: int = 1) -> Path:
+    """Write `model.tensorrt.onnx` beside an exported model.onnx, whose weights file it shares.
+
+    Each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1 PagedAttentionSplit and
+    PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries, keys and values that are
+    inputs of their own are concatenated. The page size becomes a constant.
+
+    Parameters
+    ----------
+    model : path
+        A file that `contbatch.export.export_onnx` wrote in float16 or bfloat16.
+    page_size, num_splits : int
+        Positions per page; programs that share one sequence's pages. Both ≥ 1.
+
+    Returns
+    -------
+    Path
+        The new file; an existing one is replaced as a whole.
+
+    Raises
+    ------
+    ModelFileError, UnsupportedModelError, InvalidRequestError
+        The model is not an exported one, is in float32, or a number is out of range.
+    """
+    require_counts(page_size=page_size, num_splits=num_splits)
+    path = Path(model)
+    read_config(path)
+    if (dtype := read_metadata(path)["dtype"]) not in ("float16", "bfloat16"):
+        raise UnsupportedModelError(f"{path}: the GPU kernel takes float16 or bfloat16, got {dtype}")
+    proto = onnx.load(path, load_external_data=False)
+    nodes = [new for node in proto.graph.node for new in _rewrite(node, dtype, num_splits)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    _fix_page_size(proto.graph, page_size)
+    domains = [opset for opset in proto.opset_import if opset.domain != "com.microsoft"]
+    del proto.opset_import[:]
+    proto.opset_import.extend([*domains, helper.make_opsetid(DOMAIN, 1)])
+    target = path.with_name(f"{path.stem}.tensorrt.onnx")
+    part = target.with_suffix(".part")
+    part.write_bytes(proto.SerializeToString())
+    os.replace(part, target)
+    return target
+
+
+def _rewrite(node: NodeProto, dtype: str, num_splits: int) -> list[NodeProto]:
+    """Return what stands for a node in the new graph."""
+    if (node.domain, node.op_type) != ("com.microsoft", "PagedAttention"):
+        return [node]
+    before, query, (output, *caches) = [], node.input[0], node.output
+    if node.input[1]:
+        query = f"{node.name}.packed"
+        before = [helper.make_node("Concat", node.input[:3], [query], f"{node.name}.concat", axis=1)]
+    given: dict[str, AttributeProto] = {attribute.name: attribute for attribute in node.attribute}
+    inputs = [query, *node.input[3:]]
+    if num_splits == 1:
+        attention = helper.make_node("PagedAttention", inputs, node.output, node.name, domain=DOMAIN)
+        attention.attribute.extend(given[name] for name in ATTRIBUTES)
+        return [*before, attention]
+    parts = [f"{node.name}.partial", f"{node.name}.lse"]
+    split = helper.make_node("PagedAttentionSplit", inputs, [*parts, *caches], node.name, domain=DOMAIN)
+    split.attribute.extend(given[name] for name in ATTRIBUTES)
+    split.attribute.append(helper.make_attribute("num_splits", num_splits))
+    to = getattr(onnx.TensorProto, dtype.upper())
+    combine = helper.make_node(
+        "PagedAttentionCombine", parts, [output], f"{node.name}.combine", domain=DOMAIN, to=int(to)
+    )
+    return [*before, split, combine]
+
+
+def _fix_page_size(graph: GraphProto, page_size: int) -> None:
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param == "page_size":
+                dimension.dim_value = page_size
