@@ -11,11 +11,17 @@ PURPOSE = {
     "": "the scheduler, tables",
     "cpu": "models on the CPU",
     "notebooks": "notebooks and plots",
+    "simulation": "fitting cost models, parquet files",
     "ptx": "GPU kernels as PTX; no GPU needed",
     "tensorrt": "TensorRT and PyCUDA, on a machine with an NVIDIA GPU",
 }
 """What each group of dependencies is for, by the name of the extra; "" is what is always installed."""
-CONDA = {"": "environment.yml", "cpu": "environment.yml", "notebooks": "environment.yml"}
+CONDA = {
+    "": "environment.yml",
+    "cpu": "environment.yml",
+    "notebooks": "environment.yml",
+    "simulation": "environment.yml",
+}
 """The file with a conda environment that has the group; the others are in environment-gpu.yml."""
 _PIN = re.compile(r"([\w.-]+)==([\w.]+)(.*)")
 
