@@ -118,6 +118,10 @@ class Scheduler:
         """
         common, n = child.num_tokens - 1, child.sampling.num_samples
         require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+        made, most = child.num_output_tokens, child.sampling.max_tokens
+        require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
+        if self.requests.get(parent.request_id) is not parent:
+            raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)
