@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contbatch.decision_log import Decision, DecisionLog
+from contbatch.decision import Decision
+from contbatch.decision_log import DecisionLog
 from contbatch.errors import DecisionLogError, MissingDependencyError
 
 if TYPE_CHECKING:
