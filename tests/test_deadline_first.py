@@ -219,7 +219,7 @@ def test_fields_of_a_request_have_defaults():
 
 
 def test_who_waits_again_while_its_first_wait_is_not_forgotten_is_offered_once():
-    """x is admitted with what is left of the budget, then comes y, who goes before it and can't be; then z takes the pages of x."""
+    """x takes the rest of the budget, then comes y, who goes first but does not fit; then z takes the pages of x."""
     z = request("z", 3, 6, ttft_target_s=1.0, tpot_target_s=1.0)
     x, y = request("x", 5, 3, ttft_target_s=50.0), request("y", 9, ttft_target_s=2.0)
     scheduler = scheduler_of(DeadlineFirst(), z, x, num_pages=3, max_num_batched_tokens=6)
