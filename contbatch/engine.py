@@ -8,6 +8,7 @@ from math import inf
 from time import perf_counter
 from typing import Protocol
 
+from contbatch.checks import require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
@@ -230,6 +231,7 @@ class Engine:
         coming = deque(requests)
         while coming:
             request = coming.popleft()
+            require(isinstance(request, Request), "what is run", request, "a Request")
             if request.request_id in names and request.order < 0:
                 raise InvalidRequestError(f"request id {request.request_id!r} is that of two requests of one run")
             try:

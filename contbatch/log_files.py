@@ -114,4 +114,4 @@ def _with_pyarrow(call: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return call(*args, engine="pyarrow", **kwargs)
     except ImportError as error:
-        raise MissingDependencyError("parquet needs pyarrow: pip install 'contbatch[notebooks]'") from error
+        raise MissingDependencyError("parquet needs pyarrow: pip install 'contbatch[simulation]'") from error
