@@ -8,6 +8,7 @@ from math import inf
 from time import perf_counter
 from typing import Protocol
 
+from contbatch.checks import require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
@@ -15,7 +16,7 @@ from contbatch.metrics import Result
 from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
 from contbatch.request import Request
-from contbatch.samples import sample_ids
+from contbatch.samples import answered, sample_ids
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
 
@@ -193,49 +194,54 @@ class Engine:
         """Run requests to their end and return the tables of this run.
 
         A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
-        a row; one that was run before, or is listed twice, is an error. If interrupted, every request of this run is
-        aborted and the engine is ready for the next.
+        a row; one that was run before, or has the id of another of this run, is an error. If interrupted, every
+        request of this run is aborted and the engine is ready for the next.
 
         Parameters
         ----------
         requests : iterable of Request
         on_finish : callable, optional
-            Called with each request that left or was rejected, and the time in seconds; returns the requests that come
-            because of it, such as the next turn of a conversation.
+            Called with each request that left, with all its samples, or was rejected, and the time in seconds; returns
+            the requests that come because of it, such as the next turn of a conversation.
         progress : bool
             Show a bar of finished requests.
         """
         self.forget()
         on_finish = on_finish or (lambda *_: ())
-        names: list[int | str] = []
+        names: dict[int | str, bool] = {}
         try:
             self._submit(requests, on_finish, names)
-            with progress_bar(len(names), "request", progress) as bar:
+            with progress_bar(sum(names.values()), "request", progress) as bar:
                 while self.has_requests:
                     if left := self.step():
-                        ended = [r for r in left if not r.sample_index]
+                        ended = answered(left)
                         bar.update(len(ended))
                         for request in ended:
                             self._submit(on_finish(request, self.now), on_finish, names)
-                        bar.total = len(names)
+                        bar.total = sum(names.values())
         except BaseException:
-            for name in names:
-                self.abort(name)
+            for name, was_added in names.items():
+                if was_added:
+                    self.abort(name)
             raise
         return replace(self.recorder.result(), decisions=self.log)
 
-    def _submit(self, requests: Iterable[Request], on_finish: OnFinish, names: list[int | str]) -> None:
-        """Add requests of a run, and those that follow the ones that can never run; `names` gets what was added."""
+    def _submit(self, requests: Iterable[Request], on_finish: OnFinish, names: dict[int | str, bool]) -> None:
+        """Add requests of a run, and those that follow the ones that can never run; `names` tells who was added."""
         coming = deque(requests)
         while coming:
             request = coming.popleft()
+            require(isinstance(request, Request), "what is run", request, "a Request")
+            if request.request_id in names and request.order < 0:
+                raise InvalidRequestError(f"request id {request.request_id!r} is that of two requests of one run")
             try:
                 self.add(request)
-                names.append(request.request_id)
+                names[request.request_id] = True
             except InvalidRequestError as error:
                 arriving = self._arriving_ids.get(request.request_id)
                 if request.order >= 0 or request.is_finished or request is arriving:
                     raise  # it is in use or was used: its state is not this run's to change
+                names[request.request_id] = False
                 request.finish_reason, request.error = "rejected", error
                 self.recorder.reject(request)
                 coming.extend(on_finish(request, max(self.now, request.arrival_time)))

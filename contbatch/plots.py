@@ -3,13 +3,16 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib.pyplot as plt
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-
 from contbatch.checks import require, require_counts
-from contbatch.errors import InvalidRequestError
+from contbatch.errors import InvalidRequestError, MissingDependencyError
 from contbatch.metrics import Result
+
+try:
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
+except ImportError as error:
+    raise MissingDependencyError("plots need matplotlib: pip install 'contbatch[notebooks]'") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """Several answers to one prompt: whose request becomes the parent of the others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from contbatch.request import Request, RequestStatus
 
@@ -51,6 +51,12 @@ def live_samples(request_id: int | str, live: Mapping[int | str, Request]) -> li
 def unforked(parent: Request) -> list[Request]:
     """Return the children that have no token yet and so depend on the parent."""
     return [child for child in parent.children if child.status is RequestStatus.FORKING]
+
+
+def answered(left: Iterable[Request]) -> list[Request]:
+    """Return the requests of prompts of which the last sample is among those that just left."""
+    first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
+    return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
 
 
 def best_samples(request: Request) -> list[Request]:

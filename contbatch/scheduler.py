@@ -5,20 +5,19 @@ have their keys and values in pages; every step lets the second catch up with th
 gets one more token. A prompt, a chunk of one, a decode and the recomputation after a preemption are the same thing.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
 from contbatch.checks import require, require_counts
 from contbatch.contiguous import make_pool
-from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
+from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
 from contbatch.lost_step import abandon
 from contbatch.planner import Planner
 from contbatch.policies import Policy
-from contbatch.policies.answers import rank_of, reserve_of
+from contbatch.policies.answers import checked, rank_of, reserve_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
@@ -65,9 +64,7 @@ class Scheduler:
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         require_counts(max_model_len=1 if max_model_len is None else max_model_len)
-        if not isinstance(policy, Policy):
-            raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
-        self.policy = copy.deepcopy(policy)
+        self.policy = checked(policy)
         self.pool = make_pool(layout, num_pages, page_size, shared=prefix_cache)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
@@ -118,6 +115,10 @@ class Scheduler:
         """
         common, n = child.num_tokens - 1, child.sampling.num_samples
         require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+        made, most = child.num_output_tokens, child.sampling.max_tokens
+        require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
+        if self.requests.get(parent.request_id) is not parent:
+            raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)
