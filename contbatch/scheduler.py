@@ -210,6 +210,13 @@ class Scheduler:
             self._settle()
         return self.drain_released()
 
+    def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
+        """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
+        self.num_steps += num_steps
+        self.prefix_cache.publish_step(step.grants)
+        self._settle()
+        return self.drain_released()
+
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
         ended = [r for r in self.running if r.finish_reason is not None]
