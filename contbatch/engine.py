@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError, RunnerError
@@ -18,6 +18,9 @@ from contbatch.request import Request
 from contbatch.samples import sample_ids
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
+
+if TYPE_CHECKING:
+    from contbatch.fast_forward import FastForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Engine:
         Called with a request after each new token; True ends the request (a stop string), an exception fails it.
     log : DecisionLog, optional
         Told every decision, for as long as the engine lives.
+    fast_forward : FastForward, optional
+        Has `run` skip the planning of steps that can be told beforehand; not together with `on_token`.
+    detail : bool
+        Whether results keep a row of every step and the time of every token (see `Recorder`).
     """
 
     def __init__(
@@ -78,11 +85,14 @@ class Engine:
         *,
         on_token: Callable[[Request], bool] | None = None,
         log: DecisionLog | None = None,
+        fast_forward: "FastForward | None" = None,
+        detail: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.on_token = on_token
         self.log = log
+        self.fast_forward, self.detail = fast_forward, detail
         self.now = 0.0
         self.forget()
         self._arriving: list[tuple[float, int, Request]] = []
@@ -94,7 +104,7 @@ class Engine:
     def forget(self) -> None:
         """Drop the rows recorded so far."""
         pool = self.scheduler.pool
-        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size)
+        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size, self.detail)
 
     def add(self, request: Request) -> None:
         """Take a request in at its arrival time (or now, if that has passed).
@@ -163,6 +173,17 @@ class Engine:
         self.now += result.elapsed_s + host_s
         return left
 
+    def _advance(self) -> list[Request]:
+        """Run a stretch of steps that need no planning, or one step; return the requests that left."""
+        if self.fast_forward is None or self.on_token is not None:
+            return self.step()
+        self._take_arrivals()
+        skipped = self.fast_forward.run(self.now, self._next_arrival(), self.recorder, self.log)
+        if skipped is None:
+            return self.step()
+        left, self.now = skipped
+        return left
+
     def _record_left(self) -> None:
         left = self.scheduler.drain_released()
         self.recorder.leave(left, self.scheduler.num_steps, self.now)
@@ -212,7 +233,7 @@ class Engine:
             self._submit(requests, on_finish, names)
             with progress_bar(len(names), "request", progress) as bar:
                 while self.has_requests:
-                    if left := self.step():
+                    if left := self._advance():
                         ended = [r for r in left if not r.sample_index]
                         bar.update(len(ended))
                         for request in ended:

@@ -160,7 +160,7 @@ class Recorder:
             0.0,
             list(accumulate(more_pages)),
             (*self._counts, decoded, len(left)),
-            (decoded, len(step.grants)),
+            decoded,
         )
         self.leave(left, last, ends[-1])
 

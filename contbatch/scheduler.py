@@ -78,8 +78,7 @@ class Scheduler:
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self._released: list[Request] = []
-        self._num_added = 0
-        self.num_steps = 0  # updated so far
+        self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
 
     # ---- requests come and go ------------------------------------------------------------------------------------
@@ -237,8 +236,7 @@ class Scheduler:
         self.vacate(request)
         self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
-        del self.requests[request.request_id]
-        self._released.append(request)
+        self._released.append(self.requests.pop(request.request_id))
 
     def fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
         """End a request at once, without waiting for its batch, and the children that have no token yet."""

@@ -28,7 +28,7 @@ class StepRows:
 
     def __init__(self, detail: bool) -> None:
         self.detail = detail
-        self._stretches: list[tuple[int, ...]] = []  # first step, number of steps, tokens a step stores, seqs, counts
+        self._stretches: list[tuple[int, ...]] = []  # first step, number of steps, growth, counts
         self._live_pages: list[int] = []  # these, and the next three, by step
         self._starts: list[float] = []
         self._elapsed: list[float] = []
@@ -43,7 +43,7 @@ class StepRows:
         host_s: float,
         live_pages: list[int],
         counts: tuple[int, ...],
-        growth: tuple[int, int] = (0, 0),
+        growth: int = 0,
     ) -> None:
         """Add consecutive steps that are alike.
 
@@ -57,10 +57,10 @@ class StepRows:
             By step.
         counts : tuple of int
             The others of `COUNTS`, of the first step; `left` of the last.
-        growth : tuple of int
+        growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._stretches.append((step, len(starts), *growth, *counts))
+        self._stretches.append((step, len(starts), growth, *counts))
         self._live_pages += live_pages
         self._starts += starts
         self._elapsed += elapsed
@@ -76,15 +76,15 @@ class StepRows:
         return pd.DataFrame(self._means, columns=STEP_COLUMNS)
 
     def _expand(self) -> pd.DataFrame:
-        names = ["step", "num_steps", "stored", "read", *(name for name in COUNTS if name != "live_pages")]
+        names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
         table = np.array(self._stretches, np.int64).reshape(-1, len(names))
         lengths = table[:, 1]
         last = np.cumsum(lengths)
         nth = np.arange(len(self._starts)) - np.repeat(last - lengths, lengths)  # within its stretch
         columns = dict(zip(names, np.repeat(table, lengths, axis=0).T, strict=True))
         columns["step"] = columns["step"] + nth
-        columns["kv_tokens"] = columns["kv_tokens"] + nth * columns["stored"]
-        columns["decode_context"] = columns["decode_context"] + nth * columns["read"]
+        columns["kv_tokens"] = columns["kv_tokens"] + nth * columns["growth"]
+        columns["decode_context"] = columns["decode_context"] + nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
