@@ -43,6 +43,8 @@ class Result:
     """When each output token reached the client, by request id; empty without `detail`."""
     num_pages: int
     page_size: int
+    end_s: float = NAN
+    """When the last step ended."""
     detail: bool = True
     """Whether everything was kept, or only what does not grow with the number of tokens (`simulate(detail=False)`)."""
     decisions: DecisionLog | None = None
@@ -56,10 +58,7 @@ class Result:
     @property
     def duration_s(self) -> float:
         """Seconds from the first arrival to the end of the last step."""
-        if self.steps.empty or self.requests.empty:
-            return NAN
-        last = self.steps.iloc[-1]
-        return float(last.start_s + last.num_steps * (last.elapsed_s + last.host_s) - self.requests.arrival_s.min())
+        return NAN if self.requests.empty else self.end_s - float(self.requests.arrival_s.min())
 
     def _require_detail(self, what: str) -> None:
         if not self.detail:

@@ -71,6 +71,7 @@ class Recorder:
         self._live: dict[int | str, _Live] = {}
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
+        self._end_s = NAN
         self._unused: Counter[int] = Counter()
         """By step, how many more slots than in the step before are held and never filled; known when holders leave."""
 
@@ -113,6 +114,7 @@ class Recorder:
                 self._live[child.request_id] = self._begin_life(self._live[child.parent.request_id].admitted_s)
                 sampled += self._note_tokens(child, end_s)
         counts = (*self._counts, sampled, len(left))
+        self._end_s = end_s
         self._steps.add(step.step, [now], [elapsed_s], host_s, [self._num_live_pages], counts)
         self.leave(left, step.step + 1, end_s)
 
@@ -139,6 +141,7 @@ class Recorder:
             Those that gave up their seats in the last of them.
         """
         last, num_steps = step.step + len(ends), len(ends)
+        self._end_s = ends[-1]
         longest = max((b - a for a, b in pairwise(ends)), default=0.0)
         decoded = 0
         for request, start, _, samples, _ in step.grants:
@@ -194,6 +197,7 @@ class Recorder:
             token_s=dict(self._token_s),
             num_pages=self.num_pages,
             page_size=self.page_size,
+            end_s=self._end_s,
             detail=self.detail,
         )
 
