@@ -200,6 +200,4 @@ def _later(step: SchedulerOutput, num_steps: int) -> SchedulerOutput:
         Grant(request, start if padding else start + num_steps, 1, samples, padding)
         for request, start, _, samples, padding in step.grants
     ]
-    return SchedulerOutput(
-        step.step + num_steps, grants, plan=step.plan, bound=step.bound, num_tokens=step.num_tokens
-    )
+    return SchedulerOutput(step.step + num_steps, grants, plan=step.plan, bound=step.bound, num_tokens=step.num_tokens)

@@ -146,4 +146,10 @@ def simulate(
     engine = Engine(
         scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
     )
-    return engine.run(source.requests(), on_finish=source.on_finish, progress=progress)
+    return engine.run(
+        source.requests(),
+        on_finish=source.on_finish,
+        in_order=source.in_order,
+        progress=progress,
+        last_arrival_s=source.last_arrival_s,
+    )

@@ -42,6 +42,17 @@ class Source:
             "grouped by session",
             WorkloadError,
         )
+        self._start_times = [self.turns[i].delay_s for i in self._starts]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the sessions are in order of their beginnings."""
+        return all(a <= b for a, b in pairwise(self._start_times))
+
+    @property
+    def last_arrival_s(self) -> float:
+        """When the last session begins, in seconds."""
+        return max(self._start_times, default=0.0)
 
     def requests(self) -> Iterator[Request]:
         """Make the first request of every session."""

@@ -20,7 +20,13 @@ from contbatch.runners.simulated import SimulatedRunner
 from contbatch.workload import OpenLoop, Poisson
 
 COST = cb.Linear(
-    step_s=0.4, token_s=0.03, seq_s=0.01, logits_s=0.002, decode_context_s=7e-4, prefill_pair_s=1e-4, swapped_token_s=0.1
+    step_s=0.4,
+    token_s=0.03,
+    seq_s=0.01,
+    logits_s=0.002,
+    decode_context_s=7e-4,
+    prefill_pair_s=1e-4,
+    swapped_token_s=0.1,
 )
 CHANGED = ("num_free", "num_cached", "num_live", "num_evictions", "cached_pages")
 
@@ -62,7 +68,11 @@ def same(workload, policy, limits, logged):
     assert fast.now == engine.now
     for a, b in zip(*requests, strict=True):
         assert (a.output_token_ids, a.finish_reason) == (b.output_token_ids, b.finish_reason)
-        assert (a.num_preemptions, a.num_swaps, a.num_cached_tokens) == (b.num_preemptions, b.num_swaps, b.num_cached_tokens)
+        assert (a.num_preemptions, a.num_swaps, a.num_cached_tokens) == (
+            b.num_preemptions,
+            b.num_swaps,
+            b.num_cached_tokens,
+        )
     pools = [each.scheduler.pool for each in (engine, fast)]
     assert len({tuple(getattr(pool, name) for name in CHANGED) for pool in pools}) == 1
     assert len({tuple(pool.take(pool.num_available)) for pool in pools if pool.layout == "paged"}) <= 1, "free pages"
@@ -73,7 +83,10 @@ def same(workload, policy, limits, logged):
 @st.composite
 def _longer(draw):
     workload = draw(WORKLOADS)
-    limits = workload.limits | {"num_pages": draw(st.integers(4, 60)), "max_num_batched_tokens": draw(st.integers(1, 40))}
+    limits = workload.limits | {
+        "num_pages": draw(st.integers(4, 60)),
+        "max_num_batched_tokens": draw(st.integers(1, 40)),
+    }
     specs = [
         (prompt, sampling.replace(max_tokens=draw(st.integers(1, 40))), at, salt)
         for prompt, sampling, at, salt in workload.specs
