@@ -59,13 +59,13 @@ class FastForward:
         if not num_steps:
             return None
         starts, elapsed, ends = starts[:num_steps], elapsed[:num_steps], ends[:num_steps]
-        self._take(takes, 0)
-        recorder.begin(step, self.scheduler, now)
+        taken = self._take(takes, 0)
+        recorder.begin_alike(step, self.scheduler, now)
         if log is None:
-            taken = [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
+            taken += [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
             self._advance(decoding, num_steps)
         else:
-            taken = self._advance_logged(step, decoding, takes, starts, log)
+            taken += self._advance_logged(step, decoding, takes, starts, log)
         last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
         left = self.scheduler.skip(last, num_steps)
         recorder.end_alike(step, starts, elapsed, ends, taken, left)
@@ -120,7 +120,7 @@ class FastForward:
     # ---- how far the stretch goes --------------------------------------------------------------------------------
 
     def _most_steps(self, decoding: list[Request]) -> int:
-        """Steps until somebody ends or, since pages are published then, fills a page."""
+        """Count the steps until somebody ends or, since pages are published then, fills a page."""
         scheduler, size = self.scheduler, self.scheduler.pool.page_size
         most = min(map(num_steps_alike, decoding))
         # Everybody takes a page each `size` steps: a bound that costs nothing, before times are worked out.
@@ -156,7 +156,7 @@ class FastForward:
         return takes
 
     def _steps_with_pages(self, takes: Takes, num_steps: int) -> int:
-        """Return how many of the steps find all their pages free; a contiguous run may not grow just because some are."""
+        """Return how many steps find all their pages free; a contiguous run may not grow just because some are."""
         pool = self.scheduler.pool
         free = pool.num_free if pool.layout == "paged" else 0
         for nth in sorted(takes):
@@ -176,8 +176,7 @@ class FastForward:
     def _advance(self, decoding: list[Request], num_steps: int) -> None:
         """Have everybody make that many tokens."""
         for request in decoding:
-            if num_steps > 1:
-                request.output_token_ids += [next_token(request)] * (num_steps - 1)
+            request.output_token_ids += [next_token(request)] * (num_steps - 1)
             request.take(next_token(request))
             request.num_computed_tokens += num_steps
 

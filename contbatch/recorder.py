@@ -1,15 +1,15 @@
 """Collects what happens while an engine runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 
 import pandas as pd
 
+from contbatch.life import Life, TokenTimes
 from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
-from contbatch.request_rows import RequestRows, TokenTimes
+from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.step_rows import StepRows
@@ -21,31 +21,10 @@ PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, Reque
 
 
 def _kind(grant: Grant) -> str:
-    if grant.padding:
+    request, _, num_tokens, samples, padding = grant
+    if padding:
         return "held"
-    return "decode" if grant.samples and grant.num_tokens == 1 and grant.request.output_token_ids else "prefill"
-
-
-@dataclass(slots=True)
-class _Live:
-    """What is known of a request since it was first granted something."""
-
-    admitted_s: float
-    made: TokenTimes
-    kind: str = ""
-    """Of the segment it is in, "" while it has no seat."""
-    seat: int | None = None
-    start_step: int = 0
-    start_s: float = 0.0
-    holds: list[tuple[int, int]] = field(default_factory=list)
-    """(step, pages): how many pages it has held since when, since it took its seat."""
-    stored: int = 0
-    """Most tokens whose K/V it has had in them."""
-
-    def hold(self, step: int, pages: int, stored: int) -> None:
-        if not self.holds or self.holds[-1][1] != pages:
-            self.holds.append((step, pages))
-        self.stored = max(self.stored, stored)
+    return "decode" if samples and num_tokens == 1 and request.output_token_ids else "prefill"
 
 
 class Recorder:
@@ -68,7 +47,7 @@ class Recorder:
         self._requests = RequestRows()
         self._segments: list[tuple[object, ...]] = []
         self._token_s: dict[int | str, list[float]] = {}
-        self._live: dict[int | str, _Live] = {}
+        self._live: dict[int | str, Life] = {}
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
         self._end_s = NAN
@@ -84,15 +63,33 @@ class Recorder:
             kind = _kind(grant)
             tokens[kind] += grant.num_tokens
             live = self._turn(grant.request, kind, step.step, now)
-            live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
+            if self.detail:
+                live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
+        self._count(step, scheduler, *tokens.values())
+
+    def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
+        """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
+        padded = 0
+        for request, _, _, _, padding in step.grants:
+            padded += padding
+            kind = "held" if padding else "decode"
+            if self._live[request.request_id].kind != kind:
+                self._turn(request, kind, step.step, now)
+        self._count(step, scheduler, 0, len(step.grants) - padded, padded)
+
+    def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
         running = scheduler.running
-        held = sum(r.status is HELD for r in running)
+        held = computed = num_pages = 0
+        for request in running:
+            held += request.status is HELD
+            computed += request.num_computed_tokens
+            num_pages += len(request.pages)
         pool = scheduler.pool
-        computed = sum(r.num_computed_tokens for r in running) + step.num_tokens - tokens["held"]
         # Shared pages are full, and are in more page tables than one.
-        kv_tokens = computed - pool.page_size * (sum(len(r.pages) for r in running) - pool.num_live)
+        kv_tokens = computed + prefill + decode - pool.page_size * (num_pages - pool.num_live)
         self._num_live_pages = pool.num_live
-        self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
+        self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens)
+        self._counts += (prefill, decode, padded)
         self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, kv_tokens)
         self._counts += (pool.num_cached, step.num_evictions)
         self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
@@ -136,7 +133,7 @@ class Recorder:
         starts, elapsed, ends : list of float
             Seconds, by step.
         taken : iterable of (step, request, pages)
-            How many pages a request has from one of the further steps on: number of the step from 0 on.
+            How many pages a request has from one of the steps on: number of the step from 0 on.
         left : list of Request
             Those that gave up their seats in the last of them.
         """
@@ -154,8 +151,9 @@ class Recorder:
                 self._turn(request, "held", last, ends[-1])
         more_pages = [self._num_live_pages] + [0] * (num_steps - 1)
         for nth, request, pages in taken:
-            self._live[request.request_id].hold(step.step + nth, pages, 0)
-            more_pages[nth] += 1
+            if self.detail:
+                self._live[request.request_id].hold(step.step + nth, pages, 0)
+            more_pages[nth] += nth > 0  # those of the first are counted
         self._steps.add(
             step.step,
             starts,
@@ -201,8 +199,8 @@ class Recorder:
             detail=self.detail,
         )
 
-    def _begin_life(self, admitted_s: float) -> _Live:
-        return _Live(admitted_s, TokenTimes([] if self.detail else None))
+    def _begin_life(self, admitted_s: float) -> Life:
+        return Life(admitted_s, TokenTimes([] if self.detail else None))
 
     def _note_tokens(self, request: Request, now: float) -> int:
         """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
@@ -212,7 +210,7 @@ class Recorder:
             made.add([now] * new, 0.0)
         return new
 
-    def _turn(self, request: Request, kind: str, step: int, now: float) -> _Live:
+    def _turn(self, request: Request, kind: str, step: int, now: float) -> Life:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
         name = request.request_id
         live = self._live.get(name)
@@ -228,7 +226,7 @@ class Recorder:
             self._settle(live, step)
         return live
 
-    def _settle(self, live: _Live, step: int) -> None:
+    def _settle(self, live: Life, step: int) -> None:
         """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
         for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
             unused = max(0, pages * self.page_size - live.stored)

@@ -1,13 +1,11 @@
 """Rows of the requests that left: what is noted of each, and the table worked out from all of them at once."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
+from contbatch.life import TokenTimes
 from contbatch.request import Request
 
-NAN = float("nan")
 NOTED = [
     *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
     *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "max_itl_s"),
@@ -17,28 +15,6 @@ REQUEST_COLUMNS = [
     *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     *("normalized_latency_s", "max_itl_s"),
 ]
-
-
-@dataclass(slots=True)
-class TokenTimes:
-    """When a request's output tokens were made, in seconds: all of them if `each` is a list, and what rows need."""
-
-    each: list[float] | None
-    count: int = 0
-    first_s: float = NAN
-    last_s: float = NAN
-    longest_gap_s: float = 0.0
-
-    def add(self, times: list[float], longest_gap_s: float) -> None:
-        """Note tokens made at `times` (one or more, rising), with the longest gap between two of them."""
-        gap = times[0] - self.last_s if self.count else 0.0
-        if not self.count:
-            self.first_s = times[0]
-        self.longest_gap_s = max(self.longest_gap_s, gap, longest_gap_s)
-        self.last_s = times[-1]
-        self.count += len(times)
-        if self.each is not None:
-            self.each += times
 
 
 class RequestRows:
@@ -71,10 +47,9 @@ class RequestRows:
 
     def frame(self) -> pd.DataFrame:
         """Make the table of what was added so far."""
-        columns = zip(*self._rows, strict=True) if self._rows else ((),) * len(NOTED)
-        rows = pd.DataFrame({name: pd.Series(column) for name, column in zip(NOTED, columns, strict=True)})
+        rows = pd.DataFrame(self._rows, columns=NOTED)
         seconds = [name for name in NOTED if name.endswith("_s")]
-        rows[seconds] = rows[seconds].astype(float)
+        rows = rows.astype(dict.fromkeys(seconds, float))
         arrival, first, last, n = (rows[name] for name in ("arrival_s", "first_token_s", "finished_s", "output_tokens"))
         in_pieces = (n > 1) & (last > first)
         rows["queue_s"], rows["ttft_s"], rows["e2e_s"] = rows.admitted_s - arrival, first - arrival, last - arrival

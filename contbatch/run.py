@@ -1,7 +1,7 @@
 """One run of an engine: a list of requests, and those that follow from them, to their end."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from contbatch.errors import InvalidRequestError
