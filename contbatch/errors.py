@@ -57,6 +57,10 @@ class MissingDependencyError(ContbatchError, ImportError):
     """An optional package is needed; the message gives the line that installs it."""
 
 
+class DetailError(ContbatchError, RuntimeError):
+    """A figure was asked for that needs what a run with `detail=False` does not keep."""
+
+
 class DecisionLogError(ContbatchError, ValueError):
     """A decision log was changed or cut, or tells of something that can't have happened; the message names the step."""
 

@@ -120,7 +120,8 @@ class PagePool:
             A page is not in the pool or is already free; nothing is given back then.
         """
         pages = list(pages)
-        for page, count in Counter(pages).items():
+        distinct = dict.fromkeys(pages, 1)
+        for page, count in (distinct if len(distinct) == len(pages) else Counter(pages)).items():
             if not 0 <= page < self.num_pages or self._counts[page] < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
         for page in reversed(pages):

@@ -16,7 +16,9 @@ def make_children(parent: Request) -> tuple[Request, ...]:
 
     They wait, as `FORKING`, until the parent has computed the prompt; then all draw their first token from its logits.
     """
-    parent.num_forked_tokens = parent.num_prompt_tokens if parent.sampling.num_samples > 1 else 0
+    if parent.sampling.num_samples == 1:
+        return ()
+    parent.num_forked_tokens = parent.num_prompt_tokens
     own = parent.sampling.replace(n=1, best_of=None, prompt_logprobs=None)
     lengths_only = parent.prompt_token_ids is None
     children = []

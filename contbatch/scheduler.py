@@ -75,8 +75,7 @@ class Scheduler:
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self._released: list[Request] = []
-        self._num_added = 0
-        self.num_steps = 0  # updated so far
+        self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
 
     # ---- requests come and go ------------------------------------------------------------------------------------
@@ -211,6 +210,13 @@ class Scheduler:
             self._settle()
         return self.drain_released()
 
+    def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
+        """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
+        self.num_steps += num_steps
+        self.prefix_cache.publish_step(step.grants)
+        self._settle()
+        return self.drain_released()
+
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
         ended = [r for r in self.running if r.finish_reason is not None]
@@ -231,8 +237,7 @@ class Scheduler:
         self.vacate(request)
         self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
-        del self.requests[request.request_id]
-        self._released.append(request)
+        self._released.append(self.requests.pop(request.request_id))
 
     def fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
         """End a request at once, without waiting for its batch, and the children that have no token yet."""

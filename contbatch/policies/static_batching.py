@@ -26,6 +26,8 @@ class StaticBatching(Policy):
         Also compute the rows of finished requests and throw the result away.
     """
 
+    steady = True
+
     batch_size: int = 8
     release: Literal["token", "batch"] = "batch"
     pad: bool = False
