@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contbatch.cost import CostModel, Linear
     from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
+    from contbatch.experiment import Experiment, run
     from contbatch.hardware import Hardware
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from contbatch.step import Grant, PageMove, SchedulerOutput
     from contbatch.step_shape import StepShape
     from contbatch.swap_space import SwapSpace
+    from contbatch.sweeps import sweep
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
@@ -66,6 +68,7 @@ _WHERE = {
     "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
     "Engine": "engine",
+    "Experiment": "experiment",
     "FairShare": "policies",
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
@@ -106,7 +109,9 @@ _WHERE = {
     "Turn": "turn",
     "Workload": "workload",
     "load_workload": "workload_file",
+    "run": "experiment",
     "simulate": "simulation",
+    "sweep": "sweeps",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
@@ -153,6 +158,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "load_workload",
     "simulate",
     "Simulated",
+    "Experiment",
+    "run",
+    "sweep",
     "CostModel",
     "Roofline",
     "Linear",
