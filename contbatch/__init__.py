@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contbatch import arrivals, errors, lengths, plots, traces
     from contbatch.beam_search import BeamSearchParams
+    from contbatch.capacity import Capacity, find_capacity
     from contbatch.cost import CostModel, Linear
     from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
     from contbatch.hardware import Hardware
+    from contbatch.limits import limits_bound
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
     from contbatch.measured import Measured
@@ -59,6 +61,7 @@ _WHERE = {
     "traces": "",
     "AgentLoops": "sessions",
     "BeamSearchParams": "beam_search",
+    "Capacity": "capacity",
     "ChunkedPrefill": "policies",
     "Client": "turn",
     "ClosedLoop": "sessions",
@@ -108,6 +111,8 @@ _WHERE = {
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
+    "find_capacity": "capacity",
+    "limits_bound": "limits",
     "load_workload": "workload_file",
     "run": "experiment",
     "simulate": "simulation",
@@ -161,6 +166,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Experiment",
     "run",
     "sweep",
+    "find_capacity",
+    "Capacity",
+    "limits_bound",
     "CostModel",
     "Roofline",
     "Linear",
