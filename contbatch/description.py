@@ -20,7 +20,7 @@ def describe(value: Any) -> Any:
 
     Frozen dataclasses of this package become {"type": "contbatch.module.Class", field: value, …}. An object with a
     method `description`, such as an LLM, is what that says. Of an instance of another class, such as a policy written
-    in a notebook, the source of the class and its attributes are told.
+    in a notebook, the source of its methods and its attributes are told.
 
     Raises
     ------
@@ -42,10 +42,23 @@ def describe(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and _is_ours(cls.__module__):
         return {"type": name} | {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     try:
-        source = inspect.getsource(cls)
+        sources = [_members(base) for base in cls.__mro__ if base is not object and not _is_ours(base.__module__)]
     except (OSError, TypeError):
         raise ExperimentError(f"{value!r} can't be described: the source of its class {name} is nowhere") from None
-    return {"class": cls.__qualname__, "source": source, "attributes": describe(getattr(value, "__dict__", {}))}
+    attributes = describe(getattr(value, "__dict__", {}))
+    return {"class": cls.__qualname__, "sources": sources, "attributes": attributes}
+
+
+def _members(cls: type) -> dict[str, str]:
+    """Return what the body of a class defines: functions by their source, which notebooks keep, values as written."""
+    told = {}
+    for name, member in vars(cls).items():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if inspect.isfunction(function):
+            told[name] = inspect.getsource(function)
+        elif not name.startswith("__"):
+            told[name] = repr(member)
+    return told
 
 
 def restore(data: Any) -> Any:

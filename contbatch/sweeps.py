@@ -1,6 +1,5 @@
 """Many experiments: in parallel, each kept on disk once it is done, in one table."""
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,6 @@ from contbatch.simulation import Simulated
 from contbatch.workload import Workload
 
 Row = dict[str, Any]
-_log = logging.getLogger("contbatch")
 
 
 def sweep(
@@ -104,18 +102,18 @@ def _parallel(points: dict[str, Experiment], n_jobs: int | None) -> Iterator[tup
 def _row(key: str, point: Experiment) -> tuple[str, Row]:
     """Run one experiment; an error of it is its row."""
     try:
-        return key, {**run(point).summary().to_dict(), "error": None}
+        summary = {str(name): figure for name, figure in run(point).summary().items()}
+        return key, {**summary, "error": None}
     except Exception as error:
-        _log.warning("experiment %s failed: %s", key, error)
         return key, {"error": f"{type(error).__name__}: {error}"}
 
 
 def _read(path: Path) -> Row | None:
     try:
-        row: Row = pd.read_parquet(path).iloc[0].to_dict()
+        row = pd.read_parquet(path).iloc[0]
     except (OSError, ValueError, IndexError):  # not there, or cut short
         return None
-    return {**row, "error": None}
+    return {**{str(name): figure for name, figure in row.items()}, "error": None}
 
 
 def _write(path: Path, row: Row) -> None:

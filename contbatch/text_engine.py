@@ -8,7 +8,7 @@ from itertools import count
 from threading import Lock
 
 from contbatch.beam_search import BeamSearchResult
-from contbatch.engine import Engine
+from contbatch.engine import Engine, OnFinish
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
 from contbatch.logprob import Logprobs
@@ -167,11 +167,13 @@ class TextEngine:
             finally:
                 self._lock.release()
 
-    def run(self, new_engine: NewEngine, requests: Iterable[Request], *, progress: bool) -> Result:
+    def run(
+        self, new_engine: NewEngine, requests: Iterable[Request], on_finish: OnFinish | None, *, progress: bool
+    ) -> Result:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
         requests = list(requests)  # a generator may do anything, such as calling back
         with self.replaced(new_engine, "run") as engine:
-            return engine.run(requests, progress=progress)
+            return engine.run(requests, on_finish=on_finish, progress=progress)
 
     @contextmanager
     def replaced(self, new_engine: NewEngine, caller: str) -> Iterator[Engine]:

@@ -212,3 +212,21 @@ def test_curves_name_the_column_that_is_missing():
         cb.plots.curves(table, "rate", "p50", by="who")
     with pytest.raises(InvalidRequestError, match="log"):
         cb.plots.curves(table, "rate", "rate", by="who", log="z")
+
+
+def test_a_heat_map_has_each_number_at_its_place():
+    table = pd.DataFrame({"seats": [1, 2, 2], "pages": [8, 8, 4], "tokens": [1.5, 2.5, float("nan")]})
+    ax = cb.plots.heat_map(table, "seats", "pages", "tokens", label="tokens [1/s]", title="t")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["8", "4"]
+    assert {text.get_position(): text.get_text() for text in ax.texts} == {(0, 0): "1.5", (1, 0): "2.5"}
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("seats", "pages", "t")
+    assert ax.figure.axes[1].get_ylabel() == "tokens [1/s]"
+
+
+def test_a_heat_map_refuses_two_numbers_for_one_place():
+    table = pd.DataFrame({"seats": [1, 1], "pages": [8, 8], "tokens": [1.5, 2.5]})
+    with pytest.raises(InvalidRequestError, match="rows for one pair of seats and pages must be one at most"):
+        cb.plots.heat_map(table, "seats", "pages", "tokens")
+    with pytest.raises(InvalidRequestError, match="'load'"):
+        cb.plots.heat_map(table, "seats", "load", "tokens")

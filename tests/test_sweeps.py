@@ -1,7 +1,5 @@
 """Sweeps: order, cache, failures, interrupts, workers."""
 
-import logging
-
 import joblib
 import pandas as pd
 import pytest
@@ -102,18 +100,16 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch):
     assert list(table.requests) == [12] * 4
 
 
-def test_one_that_fails_is_reported_and_tried_again(monkeypatch, caplog):
+def test_one_that_fails_is_reported_and_tried_again(monkeypatch):
     def fail(call):
         if call == 2:
             raise ZeroDivisionError("by nothing")
 
     calls = counted(monkeypatch, fail)
-    with caplog.at_level(logging.WARNING, "contbatch"):
-        table = cb.sweep(at_rates(1, 2, 3), progress=False)
+    table = cb.sweep(at_rates(1, 2, 3), progress=False)
     assert table.error[1] == "ZeroDivisionError: by nothing"
     assert table.requests.isna().tolist() == [False, True, False]
     assert table.error.isna().tolist() == [True, False, True]
-    assert "failed: by nothing" in caplog.text
     assert cb.sweep(at_rates(1, 2, 3), progress=False).error.isna().all()
     assert len(calls) == 4
 

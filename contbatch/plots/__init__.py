@@ -2,7 +2,8 @@
 
 from contbatch.plots.curves import curves
 from contbatch.plots.gantt import gantt
+from contbatch.plots.heat_map import heat_map
 from contbatch.plots.page_map import page_map
 from contbatch.plots.waste import waste
 
-__all__ = ["curves", "gantt", "page_map", "waste"]
+__all__ = ["curves", "gantt", "heat_map", "page_map", "waste"]
