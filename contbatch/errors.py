@@ -67,3 +67,7 @@ class DecisionLogError(ContbatchError, ValueError):
 
 class KernelBuildError(ContbatchError, RuntimeError):
     """A GPU kernel could not be compiled, or its PTX is not of the form that a launcher expects."""
+
+
+class ExperimentError(ContbatchError, ValueError):
+    """An experiment, or the text that one is to be read from, is wrong."""

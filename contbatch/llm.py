@@ -1,7 +1,7 @@
 """The facade: a model by name, prompts in, answers out."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
-from contbatch.engine import Engine
+from contbatch.engine_run import OnFinish
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
@@ -20,22 +20,11 @@ from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, listed, parts
 from contbatch.request import Request, RequestStatus
 from contbatch.request_list import make_requests
-from contbatch.runners.model_runner import ModelRunner
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine, output_of, output_of_beams
+from contbatch.text_engine import TextEngine, new_engine, output_of, output_of_beams
 from contbatch.tokenizer import load_tokenizer
-
-
-def _new_engine(
-    runner: ModelRunner,
-    policy: Policy,
-    limits: Mapping[str, Any],
-    on_token: Callable[[Request], bool],
-    log: DecisionLog | None = None,
-) -> Engine:
-    return Engine(Scheduler(policy, **limits), runner, on_token=on_token, log=log)
 
 
 class LLM:
@@ -90,13 +79,14 @@ class LLM:
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
+        self._name, self._precision = source.name, precision
         self.tokenizer = load_tokenizer(source)
         path = build(source) / "model.onnx"
         sizes = num_pages, page_size, num_host_pages
         self.runner = BACKENDS[backend](path, *sizes, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
-        self._engine = TextEngine(partial(_new_engine, self.runner, self.policy, self._limits), self.tokenizer)
+        self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -173,8 +163,8 @@ class LLM:
     def beam_search(self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
         """Find the likeliest answers; `choices` of an output are all `beam_width`. Needs all pages, as `run` does."""
         requests = self.requests(prompts)
-        new_engine = partial(_new_engine, self.runner, Lockstep(), self._limits)
-        with self._engine.replaced(new_engine, "beam_search") as engine:
+        make = partial(new_engine, self.runner, Lockstep(), self._limits)
+        with self._engine.replaced(make, "beam_search") as engine:
             found = beam_search(engine.scheduler, self.runner, requests, params)
         return [output_of_beams(r, beams, self.tokenizer) for r, beams in zip(requests, found, strict=True)]
 
@@ -207,13 +197,14 @@ class LLM:
         prefix_cache: bool | None = None,
         layout: str | None = None,
         log: DecisionLog | None = None,
+        on_finish: OnFinish | None = None,
         progress: bool = False,
     ) -> Result:
         """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
 
         The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
         this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied. A new `log`
-        is told every decision.
+        is told every decision; `on_finish` makes the requests that follow others.
 
         Raises
         ------
@@ -227,8 +218,12 @@ class LLM:
             asked, have = chosen.get(name), self._limits[name]
             if isinstance(asked, int) and asked > have:
                 raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
-        new_engine = partial(_new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
-        return self._engine.run(new_engine, requests, progress=progress)
+        make = partial(new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
+        return self._engine.run(make, requests, on_finish, progress=progress)
+
+    def description(self) -> dict[str, Any]:
+        """Say which model this is and how it runs, for `Experiment.hash`."""
+        return {"model": self._name, "precision": self._precision, **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""

@@ -101,6 +101,7 @@ def simulate(
     max_model_len: int | None = None,
     prefix_cache: bool = False,
     num_host_pages: int = 0,
+    layout: str = "paged",
     progress: bool = False,
     fast_forward: bool = True,
     detail: bool = True,
@@ -116,7 +117,7 @@ def simulate(
         `Simulated()` if None: OPT-13B on an A100 of 40 GB.
     num_pages : int, optional
         All that fit beside the weights if None.
-    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache, num_host_pages
+    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache, num_host_pages, layout
         See `Scheduler`; swapping to host pages costs what `CostModel.swap_seconds` says.
     max_model_len : int, optional
         Longer requests are rejected; the model's own limit if None.
@@ -140,6 +141,7 @@ def simulate(
         max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=num_host_pages,
+        layout=layout,
     )
     source = workload.source(model_shape(backend.model).vocab_size)
     runner = backend.runner(page_size)
