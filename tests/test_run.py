@@ -3,7 +3,6 @@
 import pytest
 from fake_runner import engine_of, request
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_workloads import POLICIES, WORKLOADS
 
 import contbatch as cb
@@ -62,7 +61,9 @@ def test_a_request_is_asked_for_when_the_one_before_it_has_arrived():
 
 def test_nobody_may_come_before_the_one_listed_before():
     engine = engine_of()
-    with pytest.raises(InvalidRequestError, match="must not arrive before the one listed before it.*3.0 s; got 2.5"):
+    with pytest.raises(
+        InvalidRequestError, match=r"must not arrive before the one listed before it.* 3\.0 s; got 2\.5"
+    ):
         engine.run([request("a", 2, 9, at=3.0), request("b", 2, 1, at=2.5)], in_order=True)
     assert not engine.has_requests
     assert len(engine.run([request("c", 2, 1)]).requests) == 1
