@@ -4,7 +4,8 @@
 
 Vidur's workload (Llama-2-7B on one A100, Poisson arrivals, 512 + 128 tokens, 128 seats), beside what Vidur 7d47513 did
 on 2 cores of an AMD Zen 4: compare with figures of another machine with care. With a path, also all requests of a real
-trace, given to Llama-3.1-8B. With a number, so many of Vidur's requests at 8/s without detail, and the memory they took.
+trace, given to Llama-3.1-8B. With a number, so many of Vidur's requests at 8/s without detail, and the memory
+they took.
 """
 
 import argparse
@@ -12,14 +13,26 @@ import cProfile
 import pstats
 import resource
 import statistics
-from time import perf_counter
+from time import perf_counter, process_time
 
 import contbatch as cb
 
 VIDUR = {8: 1_028, 24: 2_899}
 """Requests simulated per second by arrival rate, scheduler "vllm", metrics off."""
 ROUNDS = 3
-LIMITS = {"max_num_seqs": 128, "max_num_batched_tokens": 4096}
+
+
+def simulate(workload: cb.Workload, backend: cb.Simulated, fast_forward: bool = True, detail: bool = True) -> cb.Result:
+    policy = cb.ContinuousBatching()
+    return cb.simulate(
+        workload,
+        policy,
+        backend,
+        max_num_seqs=128,
+        max_num_batched_tokens=4096,
+        fast_forward=fast_forward,
+        detail=detail,
+    )
 
 
 def report(
@@ -27,9 +40,9 @@ def report(
 ) -> None:
     rates = []
     for _ in range(rounds):
-        began = perf_counter()
-        result = cb.simulate(workload, cb.ContinuousBatching(), backend, **LIMITS, **options)
-        seconds = perf_counter() - began
+        began, began_busy = perf_counter(), process_time()
+        result = simulate(workload, backend, **options)
+        seconds, busy = perf_counter() - began, process_time() - began_busy
         rates.append(len(result.requests) / seconds)
     weight = result.steps.num_steps
     steps, tokens = int(weight.sum()), int((result.steps.tokens * weight).sum())
@@ -38,7 +51,7 @@ def report(
     print(f"{name}: {figures} requests/s{beside}; {steps / seconds:,.0f} steps/s, {tokens / seconds:,.0f} tokens/s")
     mean, virtual = (result.steps.seqs * weight).sum() / steps, result.duration_s
     print(f"    {len(result.requests):,} requests, mean batch {mean:.1f}, {virtual:,.0f} s on the virtual clock")
-    print(f"    {seconds:.2f} s in the last round")
+    print(f"    {seconds:.2f} s in the last round, {busy:.2f} s of them on the processor")
 
 
 def main() -> None:
@@ -64,7 +77,7 @@ def main() -> None:
         print(f"    {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB at most")
     if options.profile:
         profile = cProfile.Profile()
-        profile.runcall(cb.simulate, workload, cb.ContinuousBatching(), llama2, **LIMITS)
+        profile.runcall(simulate, workload, llama2)
         pstats.Stats(profile).sort_stats("tottime").print_stats(12)
 
 

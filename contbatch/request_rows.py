@@ -48,12 +48,14 @@ class RequestRows:
     def frame(self) -> pd.DataFrame:
         """Make the table of what was added so far."""
         rows = pd.DataFrame(self._rows, columns=NOTED)
-        seconds = [name for name in NOTED if name.endswith("_s")]
-        rows = rows.astype(dict.fromkeys(seconds, float))
+        for name in NOTED:
+            if name.endswith("_s"):
+                rows[name] = np.array(rows[name], np.float64)
         arrival, first, last, n = (rows[name] for name in ("arrival_s", "first_token_s", "finished_s", "output_tokens"))
         in_pieces = (n > 1) & (last > first)
-        rows["queue_s"], rows["ttft_s"], rows["e2e_s"] = rows.admitted_s - arrival, first - arrival, last - arrival
-        rows["tpot_s"] = ((last - first) / np.maximum(n - 1, 1)).where(in_pieces)
-        rows["normalized_latency_s"] = (last - arrival) / np.maximum(n, 1)
-        rows["max_itl_s"] = rows.max_itl_s.where(in_pieces)
+        rows["queue_s"] = rows["admitted_s"] - arrival
+        rows["ttft_s"], rows["e2e_s"] = first - arrival, last - arrival
+        rows["tpot_s"] = ((last - first) / (n - 1).clip(lower=1)).where(in_pieces)
+        rows["normalized_latency_s"] = (last - arrival) / n.clip(lower=1)
+        rows["max_itl_s"] = rows["max_itl_s"].where(in_pieces)
         return rows[REQUEST_COLUMNS]

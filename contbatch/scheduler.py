@@ -69,8 +69,7 @@ class Scheduler:
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.waiting = WaitingQueue()
+        self.max_model_len, self.waiting = max_model_len, WaitingQueue()
         self.running: list[Request] = []
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
