@@ -83,7 +83,7 @@ cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, l
 # %%
 limits = (30, 2 * alone, 100, 190)
 crossing = {
-    name: [np.interp(limit, rows.latency_ms, rows.requests_per_s) for limit in limits]
+    name: np.exp(np.interp(np.log(limits), np.log(rows.latency_ms), np.log(rows.requests_per_s)))
     for name, rows in curve.groupby("server", sort=False)
 }
 table = pd.DataFrame(crossing, index=[f"{limit:.0f} ms" for limit in limits]).T
