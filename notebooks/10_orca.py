@@ -30,21 +30,22 @@ import pandas as pd
 
 import contbatch as cb
 
+# %%
 gpu = cb.Simulated(gpu="A100-40GB", model="gpt-3-175b", tensor_parallel=16)
 servers = {
     "static, 1 at a time": (cb.StaticBatching(1), 1),
     "static, batches of 8": (cb.StaticBatching(8, pad=True), 8),
     "Orca, 32 seats": (cb.Orca(), 32),
 }
+print(f"memory for {gpu.kv_capacity:,} tokens: {gpu.kv_capacity // 640} requests of at most 512 + 128")
 
 
+# %%
 def run(name, rate, device=gpu, num_requests=400, **workload):
     policy, seats = servers[name]
     load = cb.Poisson(rate=rate, num_requests=num_requests, seed=1, **workload)
     return cb.simulate(load, policy, device, max_num_seqs=seats, max_num_batched_tokens=16384)
 
-
-print(f"memory for {gpu.kv_capacity:,} tokens: {gpu.kv_capacity // 640} requests of at most 512 + 128")
 
 # %% [markdown]
 # Batches of 1 and 8 were FasterTransformer's best settings in the paper. An answer is released when its batch ends. Orca releases each
@@ -140,5 +141,5 @@ print(pd.DataFrame({f"{ms} ms overhead a step": gain(device) for ms, device in s
 # the lines above show; they are no fit. What we have not modelled: two hosts and their link, the two pipeline stages,
 # FasterTransformer's own kernels, and how it treats prompts of unequal lengths.
 #
-# What does carry over: at no limit on latency does static batching come near, the gain is largest where latency must be low, and
+# What does carry over: at no limit on latency does static batching come near, over batches the gain is largest where latency must be low, and
 # it comes from seats that are refilled at once.

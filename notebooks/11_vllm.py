@@ -34,6 +34,7 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import Geometric
 
+# %%
 gpu = cb.Simulated(gpu="A100-40GB", model="opt-13b")
 layouts = {
     "Orca (max)": (cb.Orca("max", max_model_len=2048), "contiguous"),
@@ -43,6 +44,7 @@ layouts = {
 }
 
 
+# %%
 def run(name, rate, device=gpu):
     policy, layout = layouts[name]
     prompt, output, client = Geometric(161.3, 1024), Geometric(338.0, 1024), cb.Client(max_tokens=1024)

@@ -32,6 +32,7 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import LogNormal
 
+# %%
 mistral = cb.Simulated(gpu="A100-80GB", model="mistral-7b")
 yi = cb.Simulated(gpu="A100-80GB", model="yi-34b", tensor_parallel=2)
 PROMPT = LogNormal(1730, sigma=0.930, high=6144)  # ln(5696 / 1730) / 1.2816
@@ -102,6 +103,7 @@ def capacity(way, limit_s, device, low, high):
     return cb.find_capacity(lambda rate: run(*ways[way], rate, device), keeps, low=low, high=high, tolerance=0.1)
 
 
+# %%
 found = {
     ("Mistral-7B", "prompts first"): capacity("prompts first", 0.1, mistral, 0.8, 2),
     ("Mistral-7B", "chunks, budget 512"): capacity("chunks, budget 512", 0.1, mistral, 2, 5),

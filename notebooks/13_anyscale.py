@@ -31,6 +31,7 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import CappedExponential
 
+# %%
 gpu = cb.Simulated(gpu="A100-40GB", model="opt-13b")
 caps = (32, 128, 512, 1536)
 

@@ -32,6 +32,7 @@ import contbatch as cb
 from contbatch.hardware import HARDWARE
 from contbatch.model_shape import MODELS
 
+# %%
 gpu = cb.Simulated(gpu="A100-80GB", model="llama-2-7b")
 answers = [3, 200, 60, 25, 90, 40, 120, 75]
 later = [50, 110, 20, 80, 150, 30, 65, 45]
@@ -47,6 +48,7 @@ def run(policy, lengths=answers + later, prompt=100):
     return cb.Engine(scheduler, gpu.runner()).run(requests)
 
 
+# %%
 static, continuous = run(cb.StaticBatching(8)), run(cb.ContinuousBatching())
 _, axes = plt.subplots(2, 1, figsize=(10, 6), sharex=True, layout="constrained")
 cb.plots.gantt(static, by="step", title=f"static batching: {len(static.steps)} steps", legend=False, ax=axes[0])
@@ -71,6 +73,7 @@ def story(result):
     }
 
 
+# %%
 print(pd.DataFrame({"static": story(static), "continuous": story(continuous)}).round(2).to_string())
 
 # %% [markdown]
@@ -107,6 +110,7 @@ def throughput(policy, clients):
     return cb.simulate(load, policy, gpu, max_num_seqs=16)
 
 
+# %%
 users = (1, 2, 4, 8, 16, 32, 64)
 policies = {"one at a time": cb.OneAtATime(), "static, batches of 16": cb.StaticBatching(16), "continuous, 16 seats": cb.ContinuousBatching()}
 runs = {(name, n): throughput(policy, n) for name, policy in policies.items() for n in users}
@@ -141,6 +145,7 @@ def on(card, policy, num_requests):
     return cb.simulate(load, policy, device, max_num_seqs=128, max_num_batched_tokens=16384).summary().output_tokens_per_s
 
 
+# %%
 cards = ("L40S", "A100-80GB", "H100")
 policies = {"one at a time": (cb.OneAtATime(), 4), "continuous, 128 seats": (cb.ContinuousBatching(), 256)}
 speed = pd.DataFrame({name: {card: on(card, *policy) for card in cards} for name, policy in policies.items()})
