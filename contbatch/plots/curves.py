@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from contbatch.checks import require
 
@@ -56,21 +57,25 @@ def curves(
     InvalidRequestError
         A column that the table does not have.
     """
-    for name in (x, y, by):
-        require(name in table.columns, "a column of the table", name, f"one of {', '.join(map(str, table.columns))}")
+    for column in (x, y, by):
+        require(
+            column in table.columns, "a column of the table", column, f"one of {', '.join(map(str, table.columns))}"
+        )
     require(log in ("", "x", "y", "xy"), "log", log, "'', 'x', 'y' or 'xy'")
     ax = plt.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
-    for place, (name, rows) in enumerate(table.groupby(by, sort=False)):
+    for place, (server, rows) in enumerate(table.groupby(by, sort=False)):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-        ax.plot(rows[x], rows[y], label=str(name), color=colour, marker=marker, markersize=5)
-    for letter, scale in (("x", ax.set_xscale), ("y", ax.set_yscale)):
-        if letter in log:
-            scale("log")
+        ax.plot(rows[x], rows[y], label=str(server), color=colour, marker=marker, markersize=5)
+    ax.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
+    for axis in [ax.xaxis] * ("x" in log) + [ax.yaxis] * ("y" in log):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
     ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title)
     if limit is not None:
         ax.axhline(limit, color="#666666", linestyle="--", linewidth=1)
         beside = ax.get_yaxis_transform()
-        ax.text(0.995, limit, limit_label, transform=beside, ha="right", va="bottom", size=8, color="#444444")
+        ax.text(0.005, limit, limit_label, transform=beside, ha="left", va="bottom", size=8, color="#444444")
     for text in ax.legend(fontsize=8, frameon=False).get_texts():
         text.set_parse_math(False)
     ax.grid(alpha=0.3)
