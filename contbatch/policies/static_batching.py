@@ -27,7 +27,6 @@ class StaticBatching(Policy):
     """
 
     steady = True
-
     batch_size: int = 8
     release: Literal["token", "batch"] = "batch"
     pad: bool = False
@@ -41,10 +40,8 @@ class StaticBatching(Policy):
         if not running:
             self._batch[:] = islice(waiting, self.batch_size)
         for r in self._batch:  # if the budget is too small for all their prompts, the last join in later steps
-            if not r.is_finished:
-                yield r, r.num_uncomputed_tokens
-            elif self.pad and r in running:
-                yield r, 1
+            if not r.is_finished or (self.pad and r in running):
+                yield r, r.num_uncomputed_tokens  # of the finished: their last
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         return max((r.max_kv_tokens for r in self._batch), default=request.max_kv_tokens)
