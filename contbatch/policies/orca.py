@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from contbatch.checks import require, require_counts
 from contbatch.policies.policy import Plan, Policy, everything
@@ -31,7 +32,6 @@ class Orca(Policy):
     """
 
     steady = True
-
     reservation: str = "max_tokens"
     max_model_len: int = 2048
 
@@ -40,8 +40,7 @@ class Orca(Policy):
         require_counts(max_model_len=self.max_model_len)
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
-        yield from everything(running)
-        yield from everything(waiting)
+        return chain(everything(running), everything(waiting))
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         prompt, expected = request.num_prompt_tokens, request.expected_output_tokens

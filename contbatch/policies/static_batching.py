@@ -27,7 +27,6 @@ class StaticBatching(Policy):
     """
 
     steady = True
-
     batch_size: int = 8
     release: Literal["token", "batch"] = "batch"
     pad: bool = False
