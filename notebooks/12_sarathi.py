@@ -105,10 +105,10 @@ def capacity(way, limit_s, device, low, high):
 
 # %%
 found = {
-    ("Mistral-7B", "prompts first"): capacity("prompts first", 0.1, mistral, 0.8, 2),
-    ("Mistral-7B", "chunks, budget 512"): capacity("chunks, budget 512", 0.1, mistral, 2, 5),
-    ("Yi-34B", "prompts first"): capacity("prompts first", 0.2, yi, 0.3, 1),
-    ("Yi-34B", "chunks, budget 512"): capacity("chunks, budget 512", 0.2, yi, 0.8, 2.4),
+    ("Mistral-7B", "prompts first"): capacity("prompts first", 0.1, mistral, 1, 1.8),
+    ("Mistral-7B", "chunks, budget 512"): capacity("chunks, budget 512", 0.1, mistral, 3, 5),
+    ("Yi-34B", "prompts first"): capacity("prompts first", 0.2, yi, 0.4, 0.8),
+    ("Yi-34B", "chunks, budget 512"): capacity("chunks, budget 512", 0.2, yi, 1.4, 2.4),
 }
 
 # %%
