@@ -75,7 +75,7 @@ tail = tail.assign(**{"TBT p99 [ms]": 1e3 * tail.itl_s_p99, "TTFT p50 [ms]": 1e3
 print(tail[["policy", "budget", "TBT p99 [ms]", "TTFT p50 [ms]", "tokens_bound [%]"]].round(0).to_string(index=False))
 
 # %%
-cb.plots.curves(tail, "budget", "TBT p99 [ms]", by="policy", xlabel="budget [tokens per step]", ylabel="time between tokens, p99 [ms]", limit=100, limit_label="strict: 100 ms", log="xy", title="Mistral-7B on an A100, simulated, 2 requests/s");
+ax = cb.plots.curves(tail, "budget", "TBT p99 [ms]", by="policy", xlabel="budget [tokens per step]", ylabel="time between tokens, p99 [ms]", limit=100, limit_label="strict: 100 ms", log="xy", title="Mistral-7B on an A100, simulated, 2 requests/s")
 
 # %% [markdown]
 # With prompts first a smaller budget does not help those who read: several chunks follow one another before any of them gets a token.
