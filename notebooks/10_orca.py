@@ -70,7 +70,7 @@ print(curve[["server", *columns]].round(columns).to_string(index=False))
 
 # %%
 axes = {"xlabel": "throughput [requests/s]", "ylabel": "median normalised latency [ms/token]", "log": "xy"}
-cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, limit_label="190 ms: the paper's point", title="GPT-3 175B on 16 A100, simulated", **axes);
+ax = cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, limit_label="190 ms: the paper's point", title="GPT-3 175B on 16 A100, simulated", **axes)
 
 # %% [markdown]
 # As in the paper, the static curves turn up early: whoever arrives while a batch runs waits for its longest answer. Where more requests are

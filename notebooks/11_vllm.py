@@ -134,7 +134,7 @@ print(pd.DataFrame({name: {"mean batch": mean_batch(r), "ms per token": 1e3 * r.
 # %%
 shown = curve[curve.layout != "Orca (power of two)"]
 axes = {"xlabel": "throughput [requests/s]", "ylabel": "mean normalised latency [ms/token]", "log": "y"}
-cb.plots.curves(shown, "requests_per_s", "latency_ms", by="layout", limit=100, limit_label="100 ms", title="OPT-13B on an A100, simulated, ShareGPT's mean lengths", **axes);
+ax = cb.plots.curves(shown, "requests_per_s", "latency_ms", by="layout", limit=100, limit_label="100 ms", title="OPT-13B on an A100, simulated, ShareGPT's mean lengths", **axes)
 
 # %%
 crossing = {

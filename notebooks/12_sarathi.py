@@ -75,7 +75,7 @@ tail = tail.assign(**{"TBT p99 [ms]": 1e3 * tail.itl_s_p99, "TTFT p50 [ms]": 1e3
 print(tail[["policy", "budget", "TBT p99 [ms]", "TTFT p50 [ms]", "tokens_bound [%]"]].round(0).to_string(index=False))
 
 # %%
-cb.plots.curves(tail, "budget", "TBT p99 [ms]", by="policy", xlabel="budget [tokens per step]", ylabel="time between tokens, p99 [ms]", limit=100, limit_label="strict: 100 ms", log="xy", title="Mistral-7B on an A100, simulated, 2 requests/s");
+ax = cb.plots.curves(tail, "budget", "TBT p99 [ms]", by="policy", xlabel="budget [tokens per step]", ylabel="time between tokens, p99 [ms]", limit=100, limit_label="strict: 100 ms", log="xy", title="Mistral-7B on an A100, simulated, 2 requests/s")
 
 # %% [markdown]
 # With prompts first a smaller budget does not help those who read: several chunks follow one another before any of them gets a token.
@@ -105,10 +105,10 @@ def capacity(way, limit_s, device, low, high):
 
 # %%
 found = {
-    ("Mistral-7B", "prompts first"): capacity("prompts first", 0.1, mistral, 0.8, 2),
-    ("Mistral-7B", "chunks, budget 512"): capacity("chunks, budget 512", 0.1, mistral, 2, 5),
-    ("Yi-34B", "prompts first"): capacity("prompts first", 0.2, yi, 0.3, 1),
-    ("Yi-34B", "chunks, budget 512"): capacity("chunks, budget 512", 0.2, yi, 0.8, 2.4),
+    ("Mistral-7B", "prompts first"): capacity("prompts first", 0.1, mistral, 1, 1.8),
+    ("Mistral-7B", "chunks, budget 512"): capacity("chunks, budget 512", 0.1, mistral, 3, 5),
+    ("Yi-34B", "prompts first"): capacity("prompts first", 0.2, yi, 0.4, 0.8),
+    ("Yi-34B", "chunks, budget 512"): capacity("chunks, budget 512", 0.2, yi, 1.4, 2.4),
 }
 
 # %%

@@ -69,7 +69,7 @@ print("\ntimes static\n" + (speed / speed.loc["static"]).round(1).to_string())
 # %%
 static_speed = speed.loc["static"]
 table["gain"] = table.output_tokens_per_s / table.cut.map(static_speed)
-cb.plots.curves(table, "cut", "gain", by="policy", xlabel="longest answer [tokens]", ylabel="times the throughput of static", log="x", title="OPT-13B on an A100, simulated: gain over static batches of 7");
+ax = cb.plots.curves(table, "cut", "gain", by="policy", xlabel="longest answer [tokens]", ylabel="times the throughput of static", log="x", title="OPT-13B on an A100, simulated: gain over static batches of 7")
 
 # %% [markdown]
 # ## Where it comes from

@@ -118,7 +118,7 @@ load = pd.DataFrame([{"policy": name, "users": n, **result.summary()} for (name,
 print(load.pivot(index="users", columns="policy", values="output_tokens_per_s").round(0).to_string())
 
 # %%
-cb.plots.curves(load, "users", "output_tokens_per_s", by="policy", xlabel="users who always want an answer", ylabel="tokens per second", log="xy", title="Llama-2-7B on an A100, simulated");
+ax = cb.plots.curves(load, "users", "output_tokens_per_s", by="policy", xlabel="users who always want an answer", ylabel="tokens per second", log="xy", title="Llama-2-7B on an A100, simulated")
 
 # %% [markdown]
 # With one user all three are the same. Up to 16 nobody ever waits for a seat, so none is refilled from a queue; what is gained over static

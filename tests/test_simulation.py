@@ -225,3 +225,19 @@ def test_requests_longer_than_the_model_are_rejected():
 def test_bad_values_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_contiguous_memory_refuses_what_pages_admit():
+    """Of 15 slots 4 come free on either side of a run of 7: 8 are free, but no 7 side by side until that one leaves."""
+    load = Mixture(
+        tuple(
+            OpenLoop(arrivals=AllAtOnce(at), num_requests=1, prompt=2, output=output)
+            for at, output in ((0.0, 3), (0.1, 6), (0.2, 3), (4.0, 6))
+        )
+    )
+    limits = {"num_pages": 15, "page_size": 1}
+    paged, contiguous = (run(load, cb.Orca(), layout=layout, **limits) for layout in ("paged", "contiguous"))
+    assert paged.steps.external_slots.sum() == 0
+    assert contiguous.steps.external_slots.sum() > 0
+    assert paged.requests.queue_s.iloc[-1] == 0
+    assert contiguous.requests.queue_s.iloc[-1] == 3
