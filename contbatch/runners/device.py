@@ -106,14 +106,18 @@ class Device:
         """Wait until all that is queued is done; an error of any of it is raised here."""
         self._stream.synchronize()
 
+    def drain(self) -> None:
+        """Wait as `synchronize` does, whatever became of the work: an error that is on its way matters more."""
+        with suppress(self._cuda.Error):
+            self.synchronize()
+
     def close(self) -> None:
         """Free all memory and let go of the GPU; idempotent, and possible after an error."""
         if self._context is None:
             return
         # After a failed kernel every call fails, these too: the driver frees what is left when the process ends.
         with suppress(DeviceError), self.current():
-            with suppress(self._cuda.Error):
-                self.synchronize()
+            self.drain()
             for allocation in (*self._memory.values(), *(array.base for array in self._pinned)):
                 with suppress(self._cuda.Error):
                     allocation.free()

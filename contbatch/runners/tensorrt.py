@@ -173,8 +173,10 @@ class TensorRTModel:
                 queued = self._contexts[profile].execute_async_v3(device.stream)
                 self._require(queued, "execute_async_v3")
                 device.download(logits, self._addresses["logits"])
-            finally:
-                device.synchronize()  # also when interrupted: the buffers belong to the copies until then
+            except BaseException:
+                device.drain()  # the buffers belong to the copies until they are done
+                raise
+            device.synchronize()
         return logits.view(np.float32).reshape(-1, self.config.vocab_size)
 
     def _set_shape(self, profile: str, name: str, shape: tuple[int, ...]) -> None:
@@ -200,7 +202,7 @@ class TensorRTModel:
             device, self._device = self._device, None
             if device is not None:
                 with suppress(DeviceError), device.current():
-                    device.synchronize()
+                    device.drain()
                 self._contexts, self._engine = {}, None  # before the memory that they were told of
                 device.close()
 
