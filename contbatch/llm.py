@@ -7,7 +7,6 @@ from typing import Any
 
 from contbatch.backends import BACKENDS
 from contbatch.beam_search import BeamSearchParams, beam_search
-from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.engine import Engine
 from contbatch.errors import InvalidRequestError
@@ -40,10 +39,12 @@ class LLM:
     model : str or path
         A name of the catalogue ("smollm2-135m"), a GGUF file, or a Hugging Face directory. The first use downloads
         and exports it; later ones find the export in the cache (`contbatch.catalog.cache_dir`).
-    backend : {"cpu", "reference"}
+    backend : {"cpu", "reference", "tensorrt"}
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
-    precision : {"f32", "bf16"}
-        Arithmetic of the linear layers, and the type of the pages. "reference" computes in f32.
+        "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
+    precision : {"f32", "f16", "bf16"}, optional
+        Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default) or bf16, "reference" f32,
+        "tensorrt" f16 (its default) or bf16.
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
@@ -55,7 +56,7 @@ class LLM:
     num_host_pages : int
         Pages in host memory for requests that are preempted; without room there they are computed again.
     num_threads : int, optional
-        CPU threads; all cores if None. "reference" takes none.
+        CPU threads; all cores if None. Only "cpu" takes a number.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LLM:
         model: str | os.PathLike[str] = "smollm2-135m",
         *,
         backend: str = "cpu",
-        precision: str = "f32",
+        precision: str | None = None,
         policy: Policy | None = None,
         num_pages: int = 1024,
         page_size: int = 16,
@@ -82,9 +83,7 @@ class LLM:
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self.tokenizer = load_tokenizer(source)
-        path = build(source) / "model.onnx"
-        sizes = num_pages, page_size, num_host_pages
-        self.runner = BACKENDS[backend](path, *sizes, precision=precision, num_threads=num_threads)
+        self.runner = BACKENDS[backend](source, self._limits, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(partial(_new_engine, self.runner, self.policy, self._limits), self.tokenizer)
