@@ -102,13 +102,20 @@ def build_engine(
         else:
             return folder
         ptx.require(device.sm)
+        _register(device.sm)
         with cached_folder.made_anew(folder, identity) as new:
             with device.current():
-                engine = _build(trt, graph, profiles, options, device.sm, progress)
+                engine = build_plan(trt, graph, profiles, options, device.sm, progress)
             (new / ENGINE).write_bytes(engine)
             tools = {"triton": version("triton")}
             cached_folder.write_manifest(new, identity, (ENGINE,), config=asdict(config), tools=tools)
     return folder
+
+
+def _register(sm: int) -> None:
+    from contbatch.plugins.paged_attention.tensorrt_plugin import register  # imports TensorRT
+
+    register(sm)
 
 
 def _identity(
@@ -136,7 +143,7 @@ def _identity(
     return unchanged
 
 
-def _build(
+def build_plan(
     trt: Any,
     graph: Path,
     profiles: Mapping[str, Mapping[str, Range]],
@@ -144,10 +151,10 @@ def _build(
     sm: int,
     progress: bool,
 ) -> Any:
-    """Return the serialized engine, a buffer."""
-    from contbatch.plugins.paged_attention.tensorrt_plugin import register
+    """Return the serialized engine of an ONNX file, a buffer; the work of `build_engine` that TensorRT does.
 
-    register(sm)
+    Beside the file it keeps the builder's measurements, `timings-sm<SM>.cache`, for the next build.
+    """
     log = new_log(trt)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
