@@ -29,7 +29,7 @@ def new_log(trt: Any) -> Any:
     levels = {
         trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
         trt.ILogger.Severity.ERROR: logging.ERROR,
-        trt.ILogger.Severity.WARNING: logging.WARNING,
+        trt.ILogger.Severity.WARNING: logging.INFO,  # about int64 inputs, for instance
         trt.ILogger.Severity.INFO: logging.DEBUG,
         trt.ILogger.Severity.VERBOSE: logging.DEBUG,
     }
