@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contbatch import arrivals, errors, lengths, plots, traces
     from contbatch.beam_search import BeamSearchParams
+    from contbatch.capacity import Capacity, find_capacity
     from contbatch.cost import CostModel, Linear
     from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
+    from contbatch.experiment import Experiment, run
     from contbatch.hardware import Hardware
+    from contbatch.limits import limits_bound
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
     from contbatch.measured import Measured
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from contbatch.step import Grant, PageMove, SchedulerOutput
     from contbatch.step_shape import StepShape
     from contbatch.swap_space import SwapSpace
+    from contbatch.sweeps import sweep
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
@@ -57,6 +61,7 @@ _WHERE = {
     "traces": "",
     "AgentLoops": "sessions",
     "BeamSearchParams": "beam_search",
+    "Capacity": "capacity",
     "ChunkedPrefill": "policies",
     "Client": "turn",
     "ClosedLoop": "sessions",
@@ -66,6 +71,7 @@ _WHERE = {
     "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
     "Engine": "engine",
+    "Experiment": "experiment",
     "FairShare": "policies",
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
@@ -105,8 +111,12 @@ _WHERE = {
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
+    "find_capacity": "capacity",
+    "limits_bound": "limits",
     "load_workload": "workload_file",
+    "run": "experiment",
     "simulate": "simulation",
+    "sweep": "sweeps",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
@@ -153,6 +163,12 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "load_workload",
     "simulate",
     "Simulated",
+    "Experiment",
+    "run",
+    "sweep",
+    "find_capacity",
+    "Capacity",
+    "limits_bound",
     "CostModel",
     "Roofline",
     "Linear",

@@ -9,37 +9,31 @@ from contbatch.errors import InvalidRequestError
 from contbatch.runners.model_runner import ModelRunner
 
 
-def _cpu(
-    source: Path, limits: Mapping[str, Any], *, precision: str | None = None, num_threads: int | None = None
-) -> ModelRunner:
+def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.cpu import CPUModel
 
     model = CPUModel(
         build(source) / "model.onnx",
         limits["num_pages"],
         limits["page_size"],
-        precision=precision or "f32",
+        precision=precision,
         num_threads=num_threads,
         num_host_pages=limits["num_host_pages"],
     )
     return ModelRunner(model)
 
 
-def _reference(
-    source: Path, limits: Mapping[str, Any], *, precision: str | None = None, num_threads: int | None = None
-) -> ModelRunner:
+def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.reference import ReferenceModel
 
-    if (precision or "f32", num_threads) != ("f32", None):
+    if (precision, num_threads) != ("f32", None):
         options = f"precision {precision!r} and num_threads {num_threads}"
         raise InvalidRequestError(f"backend 'reference' has precision 'f32' and no num_threads, got {options}")
     sizes = limits["num_pages"], limits["page_size"], limits["num_host_pages"]
     return ModelRunner(ReferenceModel(build(source) / "model.onnx", *sizes))
 
 
-def _tensorrt(
-    source: Path, limits: Mapping[str, Any], *, precision: str | None = None, num_threads: int | None = None
-) -> ModelRunner:
+def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.device import Device
     from contbatch.runners.tensorrt import TensorRTModel
     from contbatch.tensorrt_build import build_engine
@@ -47,16 +41,18 @@ def _tensorrt(
     from contbatch.tensorrt_limits import EngineLimits
 
     dtypes = {"f16": "float16", "bf16": "bfloat16"}
-    if (precision or "f16") not in dtypes or num_threads is not None:
+    if precision not in dtypes or num_threads is not None:
         options = f"precision {precision!r} and num_threads {num_threads}"
         raise InvalidRequestError(f"backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads, got {options}")
     import_tensorrt()
     Device().close()  # what is missing is told before the model is exported
     names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"
-    model = build(source, dtypes[precision or "f16"]) / "model.onnx"
+    model = build(source, dtypes[precision]) / "model.onnx"
     folder = build_engine(model, EngineLimits(**{name: limits[name] for name in names}))
     return ModelRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
 
 
 BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference, "tensorrt": _tensorrt}
-"""Each takes what `contbatch.catalog.fetch` found and the scheduler's limits by name; options left out are its own."""
+"""Each takes what `contbatch.catalog.fetch` found, and the scheduler's limits by name."""
+PRECISION = {"cpu": "f32", "reference": "f32", "tensorrt": "f16"}
+"""What a backend computes in unless it is told."""

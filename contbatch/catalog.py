@@ -83,6 +83,8 @@ def fetch(name_or_path: str | os.PathLike[str]) -> Path:
     MissingDependencyError
         A hub id without huggingface_hub.
     """
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise ModelFileError(f"a model is a name or a path, got {name_or_path!r}; {_known()}")
     name = os.fspath(name_or_path)
     if name in CATALOG:
         return _fetch_from_catalog(name)

@@ -1,22 +1,13 @@
-"""The decision log: what the scheduler decided at every step, as rows of integers that can be replayed and compared.
-
-A request is called by its number, its place in `DecisionLog.requests`; a row says what changed, never what stayed:
-
-    step 4   plan       [[0, 1], [2, 9]]       the policy asked for 1 token of request 0, then 9 of request 2
-             preempted  [1]
-             admitted   [[2, 1, 0]]            request 2 sits on seat 1, 0 of its tokens in the prefix cache
-             tables     [[2, 0, 7, 3]]         its page table from place 0 on: pages 7 and 3
-             grants     [[0, 12, 1, 1], [2, 0, 5, 0]]      tokens 12..12 and sample one; tokens 0..4, no sample
-             sampled    [[0, 42]]              what the runner made of it
-"""
+"""The decision log: what the scheduler decided at every step, as rows that can be replayed and compared."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contbatch.decision import MOVES, PADDING, REASONS, SAMPLES, Decision
 from contbatch.errors import SchedulerError
-from contbatch.request import Request
+from contbatch.request import Request, RequestStatus
 from contbatch.scheduler import Scheduler
 from contbatch.step import BINDING, SchedulerOutput
 
@@ -25,46 +16,7 @@ if TYPE_CHECKING:
 
     from contbatch.log_diff import Difference
     from contbatch.replay import State
-
-REASONS = ("length", "stop", "abort", "error")
-SAMPLES, PADDING = 1, 2
-
-
-@dataclass(slots=True)
-class Decision:
-    """One row: a step as it was planned, then what came of it. Planned anew after a crash, a step has two rows."""
-
-    step: int
-    now: float
-    """Seconds on the engine's clock."""
-    queued: list[int] = field(default_factory=list)
-    """Requests that began to wait: arrived since the last row, or preempted in this one."""
-    ranks: list[float] = field(default_factory=list)
-    """The place among the waiting that the policy gave to each of `queued`."""
-    plan: list[list[int]] = field(default_factory=list)
-    """[request, tokens] that the policy asked for, as far as the step went."""
-    preempted: list[int] = field(default_factory=list)
-    admitted: list[list[int]] = field(default_factory=list)
-    """[request, seat, tokens that it need not compute]."""
-    restarted: list[int] = field(default_factory=list)
-    """Requests that outgrew a contiguous run and begin again in another."""
-    tables: list[list[int]] = field(default_factory=list)
-    """[request, place, *pages]: its page table from that place on. Changes since the last row."""
-    cached: list[int] = field(default_factory=list)
-    """Pages that became cached since the last row: held by nobody, content kept."""
-    uncached: list[int] = field(default_factory=list)
-    free: int = 0
-    """Free pages."""
-    bound: list[int] = field(default_factory=list)
-    """Limits that kept out something the plan asked for: places in `step.BINDING`."""
-    grants: list[list[int]] = field(default_factory=list)
-    """[request, start, tokens, flags]: `SAMPLES`, `PADDING` or 0."""
-    sampled: list[list[int]] = field(default_factory=list)
-    """[request, token]."""
-    lost: list[int] = field(default_factory=list)
-    """Requests whose grant came to nothing: the step crashed, or they were aborted while it ran."""
-    left: list[list[int]] = field(default_factory=list)
-    """[request, place in `REASONS`]: who left before the next row."""
+FORKING = RequestStatus.FORKING
 
 
 @dataclass(slots=True)
@@ -91,8 +43,11 @@ class DecisionLog:
         self.rows: list[Decision] = []
         self._numbers: dict[Request, int] = {}  # of the live
         self._seated: dict[Request, _Seated] = {}
+        self._unforked: set[Request] = set()  # of the live: further samples that do not wait yet
+        self._swapped: dict[Request, list[int]] = {}  # their host pages
         self._cached: set[int] = set()
         self._running_step: list[tuple[Request, int, int]] = []  # request, computed after it, tokens made before it
+        self._drawing: list[Request] = []  # further samples
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -120,6 +75,7 @@ class DecisionLog:
         row = Decision(step.step, now, free=scheduler.pool.num_free)
         self._note_waiting(row, scheduler)
         self._note_seated(row, scheduler)
+        self._note_moves(row, step)
         cached = set(scheduler.pool.cached_pages)
         row.cached, row.uncached = sorted(cached - self._cached), sorted(self._cached - cached)
         self._cached = cached
@@ -129,6 +85,8 @@ class DecisionLog:
             flags = SAMPLES * samples + PADDING * padding
             row.grants.append([self._numbers[request], start, num_tokens, flags])
             self._running_step.append((request, start + num_tokens, len(request.output_token_ids)))
+        row.forked = [self._numbers[request] for request in step.forked]
+        self._drawing = list(step.forked)
         self.rows.append(row)
 
     def end(self, left: Sequence[Request]) -> None:
@@ -140,12 +98,17 @@ class DecisionLog:
             if request.num_computed_tokens != computed:
                 self.rows[-1].lost.append(number)
             self._seated[request].computed = request.num_computed_tokens
-        self._running_step = []
+        drawn = [[self._numbers[r], r.output_token_ids[0]] for r in self._drawing if r.output_token_ids]
+        if drawn:
+            self.rows[-1].sampled += drawn
+        self._running_step, self._drawing = [], []
         for request in left:
             if request in self._numbers:  # else it came and went between two steps
                 reason = REASONS.index(request.finish_reason or "")
                 self.rows[-1].left.append([self._numbers.pop(request), reason])
                 self._seated.pop(request, None)
+                self._swapped.pop(request, None)
+                self._unforked.discard(request)
 
     def _open(self, scheduler: Scheduler, step: SchedulerOutput) -> None:
         if any(r.num_computed_tokens and r not in step.admitted for r in scheduler.requests.values()):
@@ -159,10 +122,11 @@ class DecisionLog:
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "prefix_cache": scheduler.prefix_cache.enabled,
+            "num_host_pages": scheduler.swap_space.num_pages,
         }
 
     def _note_waiting(self, row: Decision, scheduler: Scheduler) -> None:
-        """Give numbers to those that arrived since the last row: the latest of the live."""
+        """Give numbers to those that arrived since the last row, the latest of the live; note who began to wait."""
         arrived: list[Request] = []
         for request in reversed(scheduler.requests.values()):
             if request in self._numbers:
@@ -171,6 +135,13 @@ class DecisionLog:
         for request in reversed(arrived):
             self._numbers[request] = len(self.requests)
             self.requests.append((request.request_id, request.arrival_time))
+            if request.status is FORKING:
+                self._unforked.add(request)
+            else:
+                self._queue(row, request)
+        forked = [request for request in self._unforked if request.status is not FORKING]
+        for request in sorted(forked, key=lambda r: r.order):
+            self._unforked.remove(request)
             self._queue(row, request)
 
     def _queue(self, row: Decision, request: Request) -> None:
@@ -200,6 +171,14 @@ class DecisionLog:
                 place = min(len(known.pages), len(pages)) if place is None else place
                 row.tables.append([number, place, *pages[place:]])
                 known.pages = list(pages)
+
+    def _note_moves(self, row: Decision, step: SchedulerOutput) -> None:
+        row.moves = [[MOVES.index(kind), source, target] for kind, source, target in step.moves]
+        for request in dict.fromkeys((*self._swapped, *step.moved)):  # nobody else can have got or lost host pages
+            if request.host_pages != self._swapped.get(request, []):
+                row.host.append([self._numbers[request], *request.host_pages])
+            self._swapped[request] = list(request.host_pages)
+        self._swapped = {request: pages for request, pages in self._swapped.items() if pages}
 
     # ---- using it ------------------------------------------------------------------------------------------------
 

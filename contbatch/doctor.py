@@ -11,7 +11,7 @@ PURPOSE = {
     "": "the scheduler, tables",
     "cpu": "models on the CPU",
     "notebooks": "notebooks and plots",
-    "simulation": "fitting cost models, parquet files",
+    "simulation": "sweeps, fitted cost models, parquet files",
     "ptx": "GPU kernels as PTX; no GPU needed",
     "tensorrt": "TensorRT and PyCUDA, on a machine with an NVIDIA GPU",
 }

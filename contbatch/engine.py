@@ -1,23 +1,24 @@
 """The engine: a loop of schedule, execute, update, and a clock that moves by what a step took."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
 from math import inf
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from contbatch.arriving import Arriving
 from contbatch.decision_log import DecisionLog
+from contbatch.engine_run import OnFinish, Run
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
-from contbatch.progress import progress_bar
 from contbatch.recorder import Recorder
 from contbatch.request import Request
-from contbatch.samples import sample_ids
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
+
+if TYPE_CHECKING:
+    from contbatch.fast_forward import FastForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,6 @@ class Runner(Protocol):
         ...
 
 
-OnFinish = Callable[[Request, float], Iterable[Request]]
-"""Takes a request that left and the time, and returns those that come because of it."""
-
-
 class Engine:
     """Drives one scheduler and one runner over requests that arrive in time.
 
@@ -69,6 +66,10 @@ class Engine:
         Called with a request after each new token; True ends the request (a stop string), an exception fails it.
     log : DecisionLog, optional
         Told every decision, for as long as the engine lives.
+    fast_forward : FastForward, optional
+        Has `run` skip the planning of steps that can be told beforehand; not together with `on_token`.
+    detail : bool
+        Whether results keep a row of every step and the time of every token (see `Recorder`).
     """
 
     def __init__(
@@ -78,26 +79,26 @@ class Engine:
         *,
         on_token: Callable[[Request], bool] | None = None,
         log: DecisionLog | None = None,
+        fast_forward: "FastForward | None" = None,
+        detail: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.on_token = on_token
         self.log = log
+        self.fast_forward, self.detail = fast_forward, detail
         self.now = 0.0
         self.forget()
-        self._arriving: list[tuple[float, int, Request]] = []
-        """A heap; those aborted before they arrived are still in it, but no longer among `_arriving_ids`."""
-        self._arriving_ids: dict[int | str, Request] = {}
-        self._num_added = 0
+        self._arriving = Arriving()
         self._is_stepping = False
 
     def forget(self) -> None:
         """Drop the rows recorded so far."""
         pool = self.scheduler.pool
-        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size)
+        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size, self.detail)
 
-    def add(self, request: Request) -> None:
-        """Take a request in at its arrival time (or now, if that has passed).
+    def add(self, request: Request, *, listed: bool = False) -> None:
+        """Take a request in at its arrival time (or now, if that has passed); those `listed` go first among equals.
 
         Raises
         ------
@@ -106,20 +107,22 @@ class Engine:
         """
         self.scheduler.validate(request)
         self.runner.validate(request)
-        names = sample_ids(request)
-        for name in names:
-            if name in self._arriving_ids:
-                raise InvalidRequestError(f"request id {name!r} is already in use by an arriving request")
-        self._arriving_ids |= dict.fromkeys(names, request)
-        heappush(self._arriving, (request.arrival_time, self._num_added, request))
-        self._num_added += 1
+        self._arriving.add(request, listed)
         self._take_arrivals()
+
+    def reject(self, request: Request, error: InvalidRequestError) -> None:
+        """End a request that `add` refused, with a row; raise the error if it is in use or was used before."""
+        if request.order >= 0 or request.is_finished or request is self._arriving.get(request.request_id):
+            raise error  # its state is not a new run's to change
+        request.finish_reason, request.error = "rejected", error
+        self.recorder.reject(request)
 
     def abort(self, request_id: int | str) -> None:
         """End a request in any state; unknown ids are ignored."""
-        if (request := self._arriving_ids.get(request_id)) is not None:
+        if (request := self._arriving.get(request_id)) is not None:
             request_id = request.request_id  # before it arrives a further sample can't end without the others
-            self._arrive(request)
+            self._arriving.remove(request)
+            self.scheduler.add(request)
         self.scheduler.abort(request_id)
         if not self._is_stepping:  # else, as in on_token, it leaves with the step
             self._record_left()
@@ -127,7 +130,7 @@ class Engine:
     @property
     def has_requests(self) -> bool:
         """Whether any request is live or yet to arrive."""
-        return self.scheduler.has_requests or bool(self._arriving_ids)
+        return self.scheduler.has_requests or bool(self._arriving)
 
     def step(self) -> list[Request]:
         """Run one step, at the next arrival if nobody is live; return the requests that left.
@@ -137,7 +140,7 @@ class Engine:
         if not self.has_requests:
             return []
         if not self.scheduler.has_requests:
-            self.now = max(self.now, self._next_arrival())
+            self.now = self.next_start()
         self._take_arrivals()
         self._is_stepping = True
         try:
@@ -163,79 +166,66 @@ class Engine:
         self.now += result.elapsed_s + host_s
         return left
 
+    def next_start(self) -> float:
+        """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
+        return self.now if self.scheduler.has_requests else max(self.now, self._arriving.next_time())
+
+    def advance(self) -> list[Request]:
+        """Run a stretch of steps that need no planning, or one step; return the requests that left."""
+        if self.fast_forward is None or self.on_token is not None:
+            return self.step()
+        self._take_arrivals()
+        skipped = self.fast_forward.run(self.now, self._arriving.next_time(), self.recorder, self.log)
+        if skipped is None:
+            return self.step()
+        left, self.now = skipped
+        return left
+
     def _record_left(self) -> None:
         left = self.scheduler.drain_released()
         self.recorder.leave(left, self.scheduler.num_steps, self.now)
         if self.log is not None:
             self.log.end(left)
 
-    def _next_arrival(self) -> float:
-        """Return when the next request arrives; infinity if none will."""
-        while self._arriving:
-            at, _, request = self._arriving[0]
-            if self._arriving_ids.get(request.request_id) is request:
-                return at
-            heappop(self._arriving)
-        return inf
-
     def _take_arrivals(self) -> None:
-        while self._next_arrival() <= self.now:
-            self._arrive(heappop(self._arriving)[2])
-
-    def _arrive(self, request: Request) -> None:
-        for name in sample_ids(request):
-            del self._arriving_ids[name]
-        self.scheduler.add(request)
+        while self._arriving.next_time() <= self.now:
+            self.scheduler.add(self._arriving.pop())
 
     def run(
-        self, requests: Iterable[Request] = (), *, on_finish: OnFinish | None = None, progress: bool = False
+        self,
+        requests: Iterable[Request] = (),
+        *,
+        on_finish: OnFinish | None = None,
+        in_order: bool = False,
+        progress: bool = False,
+        last_arrival_s: float | None = None,
     ) -> Result:
         """Run requests to their end and return the tables of this run.
 
         A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
-        a row; one that was run before, or is listed twice, is an error. If interrupted, every request of this run is
-        aborted and the engine is ready for the next.
+        a row; one that was run before, or has the id of another of this run, is an error. If interrupted, every
+        request of this run is aborted and the engine is ready for the next.
 
         Parameters
         ----------
         requests : iterable of Request
         on_finish : callable, optional
-            Called with each request that left or was rejected, and the time in seconds; returns the requests that come
-            because of it, such as the next turn of a conversation.
+            Called with each request that left, with all its samples, or was rejected, and the time in seconds; returns
+            the requests that come because of it, such as the next turn of a conversation.
+        in_order : bool
+            The requests come in order of arrival time: each is asked for when the one before it has arrived.
         progress : bool
-            Show a bar of finished requests.
+            Show a bar: of finished requests, or of simulated seconds if the runner's time is virtual.
+        last_arrival_s : float, optional
+            Where the bar of seconds ends if nobody comes later.
         """
         self.forget()
-        on_finish = on_finish or (lambda *_: ())
-        names: list[int | str] = []
+        run = Run(self, requests, on_finish or (lambda *_: ()), in_order)
         try:
-            self._submit(requests, on_finish, names)
-            with progress_bar(len(names), "request", progress) as bar:
-                while self.has_requests:
-                    if left := self.step():
-                        ended = [r for r in left if not r.sample_index]
-                        bar.update(len(ended))
-                        for request in ended:
-                            self._submit(on_finish(request, self.now), on_finish, names)
-                        bar.total = len(names)
+            run.to_the_end(progress, last_arrival_s)
         except BaseException:
-            for name in names:
-                self.abort(name)
+            for name, was_added in run.names.items():
+                if was_added:
+                    self.abort(name)
             raise
         return replace(self.recorder.result(), decisions=self.log)
-
-    def _submit(self, requests: Iterable[Request], on_finish: OnFinish, names: list[int | str]) -> None:
-        """Add requests of a run, and those that follow the ones that can never run; `names` gets what was added."""
-        coming = deque(requests)
-        while coming:
-            request = coming.popleft()
-            try:
-                self.add(request)
-                names.append(request.request_id)
-            except InvalidRequestError as error:
-                arriving = self._arriving_ids.get(request.request_id)
-                if request.order >= 0 or request.is_finished or request is arriving:
-                    raise  # it is in use or was used: its state is not this run's to change
-                request.finish_reason, request.error = "rejected", error
-                self.recorder.reject(request)
-                coming.extend(on_finish(request, max(self.now, request.arrival_time)))

@@ -57,6 +57,10 @@ class MissingDependencyError(ContbatchError, ImportError):
     """An optional package is needed; the message gives the line that installs it."""
 
 
+class DetailError(ContbatchError, RuntimeError):
+    """A figure was asked for that needs what a run with `detail=False` does not keep."""
+
+
 class DecisionLogError(ContbatchError, ValueError):
     """A decision log was changed or cut, or tells of something that can't have happened; the message names the step."""
 
@@ -71,3 +75,7 @@ class EngineBuildError(ContbatchError, RuntimeError):
 
 class DeviceError(ContbatchError, RuntimeError):
     """No usable GPU, too little of its memory, or a call of CUDA that failed; the message holds CUDA's own words."""
+
+
+class ExperimentError(ContbatchError, ValueError):
+    """An experiment, or the text that one is to be read from, is wrong."""

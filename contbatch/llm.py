@@ -1,34 +1,29 @@
 """The facade: a model by name, prompts in, answers out."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from contbatch.backends import BACKENDS
+from contbatch.backends import BACKENDS, PRECISION
 from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.catalog import fetch
-from contbatch.engine import Engine
+from contbatch.decision_log import DecisionLog
+from contbatch.engine_run import OnFinish
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.policies.lockstep import Lockstep
 from contbatch.progress import progress_bar
-from contbatch.prompts import Messages, Prompt, encode, listed, parts
+from contbatch.prompts import Messages, Prompt, listed, parts
 from contbatch.request import Request, RequestStatus
-from contbatch.runners.model_runner import ModelRunner
+from contbatch.request_list import make_requests
 from contbatch.sampling_params import SamplingParams
 from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
-from contbatch.text_engine import TextEngine, output_of, output_of_beams
+from contbatch.text_engine import TextEngine, new_engine, output_of, output_of_beams
 from contbatch.tokenizer import load_tokenizer
-
-
-def _new_engine(
-    runner: ModelRunner, policy: Policy, limits: Mapping[str, Any], on_token: Callable[[Request], bool]
-) -> Engine:
-    return Engine(Scheduler(policy, **limits), runner, on_token=on_token)
 
 
 class LLM:
@@ -55,6 +50,8 @@ class LLM:
         Whether prompts that begin alike share the pages of that beginning, also with answered ones.
     num_host_pages : int
         Pages in host memory for requests that are preempted; without room there they are computed again.
+    layout : {"paged", "contiguous"}
+        Whether a request's pages lie anywhere or side by side, see `Scheduler`.
     num_threads : int, optional
         CPU threads; all cores if None. Only "cpu" takes a number.
     """
@@ -72,6 +69,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         prefix_cache: bool = False,
         num_host_pages: int = 0,
+        layout: str = "paged",
         num_threads: int | None = None,
     ) -> None:
         if backend not in BACKENDS:
@@ -79,14 +77,15 @@ class LLM:
         self.policy = policy or ChunkedPrefill()
         limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache}
+        self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
+        self._name, self._precision = source.name, precision or PRECISION[backend]
         self.tokenizer = load_tokenizer(source)
-        self.runner = BACKENDS[backend](source, self._limits, precision=precision, num_threads=num_threads)
+        self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
-        self._engine = TextEngine(partial(_new_engine, self.runner, self.policy, self._limits), self.tokenizer)
+        self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -163,8 +162,8 @@ class LLM:
     def beam_search(self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
         """Find the likeliest answers; `choices` of an output are all `beam_width`. Needs all pages, as `run` does."""
         requests = self.requests(prompts)
-        new_engine = partial(_new_engine, self.runner, Lockstep(), self._limits)
-        with self._engine.replaced(new_engine, "beam_search") as engine:
+        make = partial(new_engine, self.runner, Lockstep(), self._limits)
+        with self._engine.replaced(make, "beam_search") as engine:
             found = beam_search(engine.scheduler, self.runner, requests, params)
         return [output_of_beams(r, beams, self.tokenizer) for r, beams in zip(requests, found, strict=True)]
 
@@ -175,27 +174,15 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         arrival_times: Sequence[float] | None = None,
+        **fields: Any,
     ) -> list[Request]:
         """Make requests for `run`, numbered from 0, each with its own or the common sampling and an arrival in seconds.
 
-        Raises
-        ------
-        InvalidRequestError
-            An empty or malformed prompt, or as many samplings or arrivals as there are no prompts.
+        `fields`: see `request_list.FIELDS`, such as `priority`; one value for all, or a list with one for each.
         """
-        given = listed(prompts)
-        samplings = sampling if isinstance(sampling, Sequence) else [sampling] * len(given)
-        arrivals = [0.0] * len(given) if arrival_times is None else arrival_times
-        for name, values in (("sampling parameters", samplings), ("arrival times", arrivals)):
-            if len(values) != len(given):
-                raise InvalidRequestError(f"{len(given)} prompts, but {len(values)} {name}")
-        ids = [encode(prompt, self.tokenizer) for prompt in given]
         ends = (self.config.eos_token_id, self.tokenizer.eos_token_id, *self.config.extra_eos_token_ids)
         eos = [token for token in ends if token is not None]
-        return [
-            Request(name, tokens, params, arrival_time=arrival, eos_token_ids=eos)
-            for name, (tokens, params, arrival) in enumerate(zip(ids, samplings, arrivals, strict=True))
-        ]
+        return make_requests(prompts, sampling, arrival_times, fields, self.tokenizer, eos)
 
     def run(
         self,
@@ -207,27 +194,35 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         prefix_cache: bool | None = None,
+        layout: str | None = None,
+        log: DecisionLog | None = None,
+        on_finish: OnFinish | None = None,
         progress: bool = False,
     ) -> Result:
         """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
 
         The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
-        this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied.
+        this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied. A new `log`
+        is told every decision; `on_finish` makes the requests that follow others.
 
         Raises
         ------
         RunnerError
             A stream or another thread's call is still going on: its pages are in use.
         """
-        limits = {"num_pages": num_pages, "max_num_seqs": max_num_seqs, "prefix_cache": prefix_cache}
-        limits |= {"max_num_batched_tokens": max_num_batched_tokens, "num_host_pages": num_host_pages}
+        limits: dict[str, Any] = {"num_pages": num_pages, "max_num_seqs": max_num_seqs, "prefix_cache": prefix_cache}
+        limits |= {"max_num_batched_tokens": max_num_batched_tokens, "num_host_pages": num_host_pages, "layout": layout}
         chosen = {name: value for name, value in limits.items() if value is not None}
         for name in ("num_pages", "num_host_pages"):
             asked, have = chosen.get(name), self._limits[name]
             if isinstance(asked, int) and asked > have:
                 raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
-        new_engine = partial(_new_engine, self.runner, policy or self.policy, {**self._limits, **chosen})
-        return self._engine.run(new_engine, requests, progress=progress)
+        make = partial(new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
+        return self._engine.run(make, requests, on_finish, progress=progress)
+
+    def description(self) -> dict[str, Any]:
+        """Say which model this is and how it runs, for `Experiment.hash`."""
+        return {"model": self._name, "precision": self._precision, **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
-from contbatch.decision_log import REASONS, DecisionLog
+from contbatch.decision import MOVES, REASONS
+from contbatch.decision_log import DecisionLog
 from contbatch.replay import State
 from contbatch.step import BINDING
 
@@ -19,7 +20,10 @@ DECISIONS = {
     "restarted": "who began again in a longer run",
     "bound": "the limits that were binding",
     "grants": "who computes what",
+    "forked": "whose further samples draw a token",
+    "moves": "which pages move",
     "tables": "page tables",
+    "host": "host pages",
     "uncached": "the pages that are cached no more",
     "cached": "the pages that became cached",
     "free": "the number of free pages",
@@ -68,8 +72,8 @@ def _items(log: DecisionLog, place: int, name: str) -> Iterator[_Item]:
         return
     for item in zip(value, row.ranks, strict=True) if name == "queued" else value:
         number, *rest = item if isinstance(item, (list, tuple)) else [item]
-        if name == "bound":
-            yield None, BINDING[number]
+        if name in ("bound", "moves"):
+            yield None, BINDING[number] if name == "bound" else f"{MOVES[number]} from page {rest[0]} to page {rest[1]}"
             continue
         request_id, arrival = log.requests[number]
         yield request_id, _words(name, repr(request_id), rest, arrival)
@@ -84,6 +88,8 @@ def _words(name: str, who: str, rest: list[int], arrival: float) -> str:
         return f"request {who} on seat {rest[0]} with {rest[1]} tokens cached"
     if name == "tables":
         return f"pages {rest[1:]} from place {rest[0]} of request {who}"
+    if name == "host":
+        return f"host pages {rest} of request {who}"
     if name == "grants":
         flags = ("", ", sampling", ", padding")[rest[2]]
         return f"tokens {rest[0]} to {rest[0] + rest[1] - 1} of request {who}{flags}"
@@ -113,7 +119,7 @@ def _parting(one: DecisionLog, other: DecisionLog) -> Parting | None:
     both = min(len(one), len(other))
     for place in range(both):
         for name in DECISIONS:
-            ordered = name not in ("tables", "sampled", "lost", "left")
+            ordered = name not in ("tables", "host", "sampled", "lost", "left")
             if found := _unequal(list(_items(one, place, name)), list(_items(other, place, name)), ordered):
                 return place, name, *found
     if len(one) != len(other):

@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contbatch.decision_log import Decision, DecisionLog
+from contbatch.decision import Decision
+from contbatch.decision_log import DecisionLog
 from contbatch.errors import DecisionLogError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -113,4 +114,4 @@ def _with_pyarrow(call: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return call(*args, engine="pyarrow", **kwargs)
     except ImportError as error:
-        raise MissingDependencyError("parquet needs pyarrow: pip install 'contbatch[notebooks]'") from error
+        raise MissingDependencyError("parquet needs pyarrow: pip install 'contbatch[simulation]'") from error

@@ -5,55 +5,15 @@ t₁ … tₙ. TTFT = t₁ - a; ITL: the n - 1 gaps; TPOT = (tₙ - t₁) / (n -
 answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (Orca, vLLM).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from contbatch.decision_log import DecisionLog
-from contbatch.request import Request
+from contbatch.errors import DetailError
 
-STEP_COLUMNS = [
-    *("step", "start_s", "elapsed_s", "host_s", "seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
-    *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
-    *("cached_pages", "evictions", "pages_out", "pages_in", "pages_copied", "restarted"),
-    *("seats_bound", "tokens_bound", "pages_bound", "external_slots"),
-    *("decode_context", "prefill_context", "prefill_pairs", "sampled_tokens", "left", "internal_slots"),
-]
-REQUEST_COLUMNS = [
-    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
-    *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
-    *("normalized_latency_s", "max_itl_s"),
-]
-SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 NAN = float("nan")
-
-
-def request_row(
-    request: Request, admitted_s: float, token_s: Sequence[float], generated_s: float
-) -> tuple[object, ...]:
-    """Make the row of a request whose tokens reached the client at `token_s`, the last being made at `generated_s`."""
-    arrival, n = request.arrival_time, len(token_s)
-    first, last = (token_s[0], token_s[-1]) if n else (NAN, NAN)
-    in_pieces = n > 1 and last > first
-    tpot = (last - first) / (n - 1) if in_pieces else NAN
-    itl = max(b - a for a, b in pairwise(token_s)) if in_pieces else NAN
-    row: tuple[object, ...] = (
-        request.request_id,
-        request.sample_index,
-        arrival,
-        admitted_s,
-        first,
-        last,
-        generated_s,
-        request.num_prompt_tokens,
-        request.num_cached_tokens,
-        n,
-    )
-    row += (request.finish_reason, request.num_preemptions, admitted_s - arrival, first - arrival, tpot, last - arrival)
-    return (*row, (last - arrival) / n if n else NAN, itl)
 
 
 def _spread(values: pd.Series, name: str) -> dict[str, float]:
@@ -73,16 +33,20 @@ class Result:
     requests: pd.DataFrame
     """A row per request that left, in order of leaving."""
     steps: pd.DataFrame
-    """A row per step: seats taken, and what they did, while it ran."""
+    """A row per step: seats taken, and what they did, while it ran; without `detail` the means of `num_steps` steps."""
     segments: pd.DataFrame
     """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released).
 
     `preempted` tells whether it ended in a preemption.
     """
     token_s: dict[int | str, list[float]]
-    """When each output token reached the client, by request id."""
+    """When each output token reached the client, by request id; empty without `detail`."""
     num_pages: int
     page_size: int
+    end_s: float = NAN
+    """When the last step ended."""
+    detail: bool = True
+    """Whether everything was kept, or only what does not grow with the number of tokens (`simulate(detail=False)`)."""
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
 
@@ -94,13 +58,21 @@ class Result:
     @property
     def duration_s(self) -> float:
         """Seconds from the first arrival to the end of the last step."""
-        if self.steps.empty or self.requests.empty:
-            return NAN
-        last = self.steps.iloc[-1]
-        return float(last.start_s + last.elapsed_s + last.host_s - self.requests.arrival_s.min())
+        return NAN if self.requests.empty else self.end_s - float(self.requests.arrival_s.min())
+
+    def _require_detail(self, what: str) -> None:
+        if not self.detail:
+            raise DetailError(f"{what} needs a run with detail=True, this one had detail=False")
 
     def itl_s(self) -> pd.Series:
-        """Return the gaps between tokens of all finished requests, pooled; an answer in one piece has none."""
+        """Return the gaps between tokens of all finished requests, pooled; an answer in one piece has none.
+
+        Raises
+        ------
+        DetailError
+            The run kept no times of tokens.
+        """
+        self._require_detail("itl_s()")
         streamed = self.finished.dropna(subset="tpot_s").request_id
         return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
 
@@ -111,7 +83,13 @@ class Result:
         `external`: free, while the next of the waiting finds enough slots but not side by side. `cached`: held by
         nobody, content kept. `free`: the rest. A row sums to 1; the paper's "external fragmentation & others" is the
         sum of the last three. What is held at the end of the rows by requests still running counts as reserved.
+
+        Raises
+        ------
+        DetailError
+            The run did not keep who held how much when.
         """
+        self._require_detail("waste()")
         steps, size = self.steps, self.page_size
         live, cached = steps.live_pages * size, steps.cached_pages * size
         slots = {
@@ -141,12 +119,13 @@ class Result:
         share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
         those admitted that the prefix cache held. `pages_moved` are pages swapped out, swapped in and copied for forks.
         `seats_bound`, `tokens_bound` and `pages_bound` count the steps in which that limit kept out something that the
-        policy asked for.
+        policy asked for. Without `detail` the figures of `itl_s` are NaN.
         """
-        done, steps = self.finished, self.steps
-        tokens = int(done.output_tokens.sum())
+        done, weight = self.finished, self.steps.num_steps
+        total = {name: float((self.steps[name] * weight).sum()) for name in self.steps}
+        tokens, num_steps = int(done.output_tokens.sum()), int(weight.sum())
         prompts = self.requests[self.requests.admitted_s.notna() & (self.requests["sample"] == 0)]
-        held_slots = int(steps.live_pages.sum()) * self.page_size
+        held_slots = total["live_pages"] * self.page_size
         figures = {
             "requests": len(done),
             "failed": len(self.requests) - len(done),
@@ -154,17 +133,18 @@ class Result:
             "output_tokens": tokens,
             "output_tokens_per_s": self._per_s(tokens),
             "requests_per_s": self._per_s(len(done)),
-            "steps": len(steps),
-            "mean_seqs": steps.seqs.mean(),
-            "wasted_seats": steps.held_seats.sum() / max(1, steps.seats.sum()),
-            "page_use": steps.live_pages.mean() / self.num_pages,
-            "kv_use": steps.kv_tokens.sum() / held_slots if held_slots else NAN,
+            "steps": num_steps,
+            "mean_seqs": total["seqs"] / num_steps if num_steps else NAN,
+            "wasted_seats": total["held_seats"] / max(1, total["seats"]),
+            "page_use": total["live_pages"] / num_steps / self.num_pages if num_steps else NAN,
+            "kv_use": total["kv_tokens"] / held_slots if held_slots else NAN,
             "preemptions": int(self.requests.preemptions.sum()),
             "hit_rate": prompts.cached_tokens.sum() / prompts.prompt_tokens.sum() if len(prompts) else NAN,
-            "evictions": int(steps.evictions.sum()),
-            "pages_moved": int(steps[["pages_out", "pages_in", "pages_copied"]].sum().sum()),
-            **{name: int(steps[name].sum()) for name in ("seats_bound", "tokens_bound", "pages_bound")},
+            "evictions": round(total["evictions"]),
+            "pages_moved": round(total["pages_out"] + total["pages_in"] + total["pages_copied"]),
+            **{name: round(total[name]) for name in ("seats_bound", "tokens_bound", "pages_bound")},
         }
         for name in ("queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s"):
             figures |= _spread(done[name], name)
-        return pd.Series(figures | _spread(self.itl_s(), "itl_s"), dtype=float)
+        gaps = self.itl_s() if self.detail else pd.Series(dtype=float)
+        return pd.Series(figures | _spread(gaps, "itl_s"), dtype=float)

@@ -143,6 +143,7 @@ MODELS = {
     "smollm2-135m": _smollm2(576, 1536, 30, 9, 3, "135M"),
     "smollm2-360m": _smollm2(960, 2560, 32, 15, 5, "360M"),
     "smollm2-1.7b": _smollm2(2048, 8192, 24, 32, 32, "1.7B"),
+    "yi-34b": ModelShape(64000, 7168, 20480, 60, 56, 8, 128, 4096, source="config.json of 01-ai/Yi-34B"),
 }
 """By name."""
 

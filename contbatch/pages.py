@@ -20,8 +20,11 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from contbatch.checks import require_counts
+from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
+
+MAX_PAGES = 10_000_000
+"""Each costs some 50 bytes of bookkeeping, whatever its content."""
 
 
 class PagePool:
@@ -30,7 +33,7 @@ class PagePool:
     Parameters
     ----------
     num_pages : int
-        Pages in the pool, ≥ 1.
+        Pages in the pool, in [1, `MAX_PAGES`].
     page_size : int
         Tokens in a page, ≥ 1.
     """
@@ -39,6 +42,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         require_counts(num_pages=num_pages, page_size=page_size)
+        require(num_pages <= MAX_PAGES, "num_pages", num_pages, f"at most {MAX_PAGES}")
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_evictions = 0
@@ -116,7 +120,8 @@ class PagePool:
             A page is not in the pool or is already free; nothing is given back then.
         """
         pages = list(pages)
-        for page, count in Counter(pages).items():
+        distinct = dict.fromkeys(pages, 1)
+        for page, count in (distinct if len(distinct) == len(pages) else Counter(pages)).items():
             if not 0 <= page < self.num_pages or self._counts[page] < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
         for page in reversed(pages):

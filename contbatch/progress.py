@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-def progress_bar(total: int, unit: str, shown: bool) -> "tqdm[Any]":
+def progress_bar(total: float | None, unit: str, shown: bool) -> "tqdm[Any]":
     """Make a bar for the terminal or the notebook; the environment variable TQDM_DISABLE=1 hides all of them."""
     from tqdm.auto import tqdm
 

@@ -1,6 +1,6 @@
 """What callers may give as a prompt."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from operator import index
 from typing import Any
 
@@ -40,7 +40,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 def parts(prompt: Any) -> list[Any]:
     """List what a prompt, or an iterable of prompts, consists of."""
-    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+    if isinstance(prompt, (bytes, Mapping, Set)) or not isinstance(prompt, Iterable):  # a set has no order
         raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got {prompt!r:.80}")
     return list(prompt)
 

@@ -1,47 +1,30 @@
 """Collects what happens while an engine runs."""
 
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
 
 import pandas as pd
 
-from contbatch.metrics import REQUEST_COLUMNS, SEGMENT_COLUMNS, STEP_COLUMNS, Result, request_row
+from contbatch.life import Life, TokenTimes
+from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
+from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_rows import StepRows
 from contbatch.step_shape import StepShape
 
+NAN = float("nan")
+SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
 
 def _kind(grant: Grant) -> str:
-    if grant.padding:
+    request, _, num_tokens, samples, padding = grant
+    if padding:
         return "held"
-    return "decode" if grant.samples and grant.num_tokens == 1 and grant.request.output_token_ids else "prefill"
-
-
-@dataclass(slots=True)
-class _Live:
-    """What is known of a request since it was first granted something."""
-
-    admitted_s: float
-    token_s: list[float] = field(default_factory=list)
-    """When each output token was made."""
-    kind: str = ""
-    """Of the segment it is in, "" while it has no seat."""
-    seat: int | None = None
-    start_step: int = 0
-    start_s: float = 0.0
-    holds: list[tuple[int, int]] = field(default_factory=list)
-    """(step, pages): how many pages it has held since when, since it took its seat."""
-    stored: int = 0
-    """Most tokens whose K/V it has had in them."""
-
-    def hold(self, step: int, pages: int, stored: int) -> None:
-        if not self.holds or self.holds[-1][1] != pages:
-            self.holds.append((step, pages))
-        self.stored = max(self.stored, stored)
+    return "decode" if samples and num_tokens == 1 and request.output_token_ids else "prefill"
 
 
 class Recorder:
@@ -53,16 +36,21 @@ class Recorder:
         Whether tokens reach clients as they are made, or when the request leaves its seat (see `Policy.release`).
     num_pages, page_size : int
         Of the pool.
+    detail : bool
+        Whether to keep what grows with steps and tokens: without it there are no times of tokens and no segments, and
+        a row of steps sums up many (`StepRows`).
     """
 
-    def __init__(self, release: str, num_pages: int, page_size: int) -> None:
-        self.release, self.num_pages, self.page_size = release, num_pages, page_size
-        self._steps: list[tuple[float, ...]] = []
-        self._requests: list[tuple[object, ...]] = []
+    def __init__(self, release: str, num_pages: int, page_size: int, detail: bool = True) -> None:
+        self.release, self.num_pages, self.page_size, self.detail = release, num_pages, page_size, detail
+        self._steps = StepRows(detail)
+        self._requests = RequestRows()
         self._segments: list[tuple[object, ...]] = []
         self._token_s: dict[int | str, list[float]] = {}
-        self._live: dict[int | str, _Live] = {}
+        self._live: dict[int | str, Life] = {}
         self._counts: tuple[int, ...] = ()
+        self._num_live_pages = 0
+        self._end_s = NAN
         self._unused: Counter[int] = Counter()
         """By step, how many more slots than in the step before are held and never filled; known when holders leave."""
 
@@ -75,15 +63,34 @@ class Recorder:
             kind = _kind(grant)
             tokens[kind] += grant.num_tokens
             live = self._turn(grant.request, kind, step.step, now)
-            live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
+            if self.detail:
+                live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
+        self._count(step, scheduler, *tokens.values())
+
+    def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
+        """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
+        padded = 0
+        for request, _, _, _, padding in step.grants:
+            padded += padding
+            kind = "held" if padding else "decode"
+            if self._live[request.request_id].kind != kind:
+                self._turn(request, kind, step.step, now)
+        self._count(step, scheduler, 0, len(step.grants) - padded, padded)
+
+    def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
         running = scheduler.running
-        held = sum(r.status is HELD for r in running)
+        held = computed = num_pages = 0
+        for request in running:
+            held += request.status is HELD
+            computed += request.num_computed_tokens
+            num_pages += len(request.pages)
         pool = scheduler.pool
-        computed = sum(r.num_computed_tokens for r in running) + step.num_tokens - tokens["held"]
         # Shared pages are full, and are in more page tables than one.
-        kv_tokens = computed - pool.page_size * (sum(len(r.pages) for r in running) - pool.num_live)
-        self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens, *tokens.values())
-        self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, pool.num_live, kv_tokens)
+        kv_tokens = computed + prefill + decode - pool.page_size * (num_pages - pool.num_live)
+        self._num_live_pages = pool.num_live
+        self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens)
+        self._counts += (prefill, decode, padded)
+        self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, kv_tokens)
         self._counts += (pool.num_cached, step.num_evictions)
         self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
         self._counts += (len(step.restarted), *(limit in step.bound for limit in ("seats", "tokens", "pages")))
@@ -101,15 +108,68 @@ class Recorder:
                 self._turn(request, "held", step.step + 1, end_s)
         for child in step.forked:
             if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
-                self._live[child.request_id] = _Live(self._live[child.parent.request_id].admitted_s)
+                self._live[child.request_id] = self._begin_life(self._live[child.parent.request_id].admitted_s)
                 sampled += self._note_tokens(child, end_s)
-        self._steps.append((step.step, now, elapsed_s, host_s, *self._counts, sampled, len(left)))
+        counts = (*self._counts, sampled, len(left))
+        self._end_s = end_s
+        self._steps.add(step.step, [now], [elapsed_s], host_s, [self._num_live_pages], counts)
         self.leave(left, step.step + 1, end_s)
+
+    def end_alike(
+        self,
+        step: SchedulerOutput,
+        starts: list[float],
+        elapsed: list[float],
+        ends: list[float],
+        taken: Iterable[tuple[int, Request, int]],
+        left: list[Request],
+    ) -> None:
+        """Record a begun step and those after it that decode the same requests, after their update.
+
+        Parameters
+        ----------
+        step : SchedulerOutput
+            The first of them.
+        starts, elapsed, ends : list of float
+            Seconds, by step.
+        taken : iterable of (step, request, pages)
+            How many pages a request has from one of the steps on: number of the step from 0 on.
+        left : list of Request
+            Those that gave up their seats in the last of them.
+        """
+        last, num_steps = step.step + len(ends), len(ends)
+        self._end_s = ends[-1]
+        longest = max((b - a for a, b in pairwise(ends)), default=0.0)
+        decoded = 0
+        for request, start, _, samples, _ in step.grants:
+            live = self._live[request.request_id]
+            if samples:
+                decoded += 1
+                live.made.add(ends, longest)
+                live.stored = max(live.stored, start + num_steps)
+            if request.status is HELD:
+                self._turn(request, "held", last, ends[-1])
+        more_pages = [self._num_live_pages] + [0] * (num_steps - 1)
+        for nth, request, pages in taken:
+            if self.detail:
+                self._live[request.request_id].hold(step.step + nth, pages, 0)
+            more_pages[nth] += nth > 0  # those of the first are counted
+        self._steps.add(
+            step.step,
+            starts,
+            elapsed,
+            0.0,
+            list(accumulate(more_pages)),
+            (*self._counts, decoded, len(left)),
+            decoded,
+        )
+        self.leave(left, last, ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""
-        self._requests.append(request_row(request, float("nan"), [], float("nan")))
-        self._token_s[request.request_id] = []
+        self._requests.add(request, NAN, TokenTimes(None))
+        if self.detail:
+            self._token_s[request.request_id] = []
 
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
@@ -117,49 +177,56 @@ class Recorder:
             self._turn(request, "", step, now)
             self._note_tokens(request, now)
             live = self._live.pop(request.request_id)
-            times = [now] * len(live.token_s) if self.release == "batch" else live.token_s
-            made = live.token_s[-1] if times else float("nan")
-            self._requests.append(request_row(request, live.admitted_s, times, made))
-            self._token_s[request.request_id] = times
+            self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
+            if live.made.each is not None:
+                times = [now] * live.made.count if self.release == "batch" else live.made.each
+                self._token_s[request.request_id] = times
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
-        steps = pd.DataFrame(self._steps, columns=STEP_COLUMNS[:-1])
-        unused = pd.Series(self._unused, dtype=int).sort_index().cumsum()
-        steps["internal_slots"] = unused.reindex(steps.step, method="ffill", fill_value=0).to_numpy()
+        steps = self._steps.frame()
+        if self.detail:
+            unused = pd.Series(self._unused, dtype=int).sort_index().cumsum()
+            steps["internal_slots"] = unused.reindex(steps.step, method="ffill", fill_value=0).to_numpy()
         return Result(
-            requests=pd.DataFrame(self._requests, columns=REQUEST_COLUMNS),
+            requests=self._requests.frame(),
             steps=steps,
             segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
             token_s=dict(self._token_s),
             num_pages=self.num_pages,
             page_size=self.page_size,
+            end_s=self._end_s,
+            detail=self.detail,
         )
+
+    def _begin_life(self, admitted_s: float) -> Life:
+        return Life(admitted_s, TokenTimes([] if self.detail else None))
 
     def _note_tokens(self, request: Request, now: float) -> int:
         """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
-        times = self._live[request.request_id].token_s
-        new = len(request.output_token_ids) - len(times)
-        times += [now] * new
+        made = self._live[request.request_id].made
+        new = len(request.output_token_ids) - made.count
+        if new:
+            made.add([now] * new, 0.0)
         return new
 
-    def _turn(self, request: Request, kind: str, step: int, now: float) -> _Live:
+    def _turn(self, request: Request, kind: str, step: int, now: float) -> Life:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
         name = request.request_id
         live = self._live.get(name)
         if live is None:
-            live = self._live[name] = _Live(now if kind else float("nan"))
+            live = self._live[name] = self._begin_life(now if kind else NAN)
         if live.kind == kind and live.seat == request.seat:
             return live
-        if live.kind and live.start_step < step:  # else of an interrupted step
+        if self.detail and live.kind and live.start_step < step:  # else of an interrupted step
             preempted = request.status in (PREEMPTED, SWAPPED)
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
-        if not kind:
+        if self.detail and not kind:
             self._settle(live, step)
         return live
 
-    def _settle(self, live: _Live, step: int) -> None:
+    def _settle(self, live: Life, step: int) -> None:
         """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
         for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
             unused = max(0, pages * self.page_size - live.stored)

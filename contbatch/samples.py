@@ -1,6 +1,6 @@
 """Several answers to one prompt: whose request becomes the parent of the others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from contbatch.request import Request, RequestStatus
 
@@ -16,7 +16,9 @@ def make_children(parent: Request) -> tuple[Request, ...]:
 
     They wait, as `FORKING`, until the parent has computed the prompt; then all draw their first token from its logits.
     """
-    parent.num_forked_tokens = parent.num_prompt_tokens if parent.sampling.num_samples > 1 else 0
+    if parent.sampling.num_samples == 1:
+        return ()
+    parent.num_forked_tokens = parent.num_prompt_tokens
     own = parent.sampling.replace(n=1, best_of=None, prompt_logprobs=None)
     lengths_only = parent.prompt_token_ids is None
     children = []
@@ -51,6 +53,12 @@ def live_samples(request_id: int | str, live: Mapping[int | str, Request]) -> li
 def unforked(parent: Request) -> list[Request]:
     """Return the children that have no token yet and so depend on the parent."""
     return [child for child in parent.children if child.status is RequestStatus.FORKING]
+
+
+def answered(left: Iterable[Request]) -> list[Request]:
+    """Return the requests of prompts of which the last sample is among those that just left."""
+    first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
+    return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
 
 
 def best_samples(request: Request) -> list[Request]:

@@ -5,20 +5,19 @@ have their keys and values in pages; every step lets the second catch up with th
 gets one more token. A prompt, a chunk of one, a decode and the recomputation after a preemption are the same thing.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
 from contbatch.checks import require, require_counts
 from contbatch.contiguous import make_pool
-from contbatch.errors import InvalidRequestError, PolicyError, SchedulerError, StalledError
+from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
 from contbatch.lost_step import abandon
 from contbatch.planner import Planner
 from contbatch.policies import Policy
-from contbatch.policies.answers import rank_of, reserve_of
+from contbatch.policies.answers import checked, rank_of, reserve_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
@@ -65,21 +64,17 @@ class Scheduler:
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         require_counts(max_model_len=1 if max_model_len is None else max_model_len)
-        if not isinstance(policy, Policy):
-            raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
-        self.policy = copy.deepcopy(policy)
+        self.policy = checked(policy)
         self.pool = make_pool(layout, num_pages, page_size, shared=prefix_cache)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.waiting = WaitingQueue()
+        self.max_model_len, self.waiting = max_model_len, WaitingQueue()
         self.running: list[Request] = []
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self._released: list[Request] = []
-        self._num_added = 0
-        self.num_steps = 0  # updated so far
+        self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
 
     # ---- requests come and go ------------------------------------------------------------------------------------
@@ -118,6 +113,10 @@ class Scheduler:
         """
         common, n = child.num_tokens - 1, child.sampling.num_samples
         require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+        made, most = child.num_output_tokens, child.sampling.max_tokens
+        require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
+        if self.requests.get(parent.request_id) is not parent:
+            raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)
@@ -210,6 +209,13 @@ class Scheduler:
             self._settle()
         return self.drain_released()
 
+    def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
+        """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
+        self.num_steps += num_steps
+        self.prefix_cache.publish_step(step.grants)
+        self._settle()
+        return self.drain_released()
+
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
         ended = [r for r in self.running if r.finish_reason is not None]
@@ -230,8 +236,7 @@ class Scheduler:
         self.vacate(request)
         self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
-        del self.requests[request.request_id]
-        self._released.append(request)
+        self._released.append(self.requests.pop(request.request_id))
 
     def fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
         """End a request at once, without waiting for its batch, and the children that have no token yet."""

@@ -8,6 +8,7 @@ from contbatch.checks import is_int, is_real, require, require_counts
 from contbatch.cost import CostModel
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
+from contbatch.fast_forward import FastForward
 from contbatch.hardware import Hardware
 from contbatch.metrics import Result
 from contbatch.model import ModelConfig
@@ -100,7 +101,10 @@ def simulate(
     max_model_len: int | None = None,
     prefix_cache: bool = False,
     num_host_pages: int = 0,
+    layout: str = "paged",
     progress: bool = False,
+    fast_forward: bool = True,
+    detail: bool = True,
 ) -> Result:
     """Run a workload to its end on a virtual clock, and return the tables of the run.
 
@@ -113,12 +117,18 @@ def simulate(
         `Simulated()` if None: OPT-13B on an A100 of 40 GB.
     num_pages : int, optional
         All that fit beside the weights if None.
-    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache, num_host_pages
+    page_size, max_num_seqs, max_num_batched_tokens, prefix_cache, num_host_pages, layout
         See `Scheduler`; swapping to host pages costs what `CostModel.swap_seconds` says.
     max_model_len : int, optional
         Longer requests are rejected; the model's own limit if None.
     progress : bool
-        Show a bar of finished requests.
+        Show a bar of simulated time.
+    fast_forward : bool
+        Whether steps that can be told beforehand are not planned: the same result, sooner. It takes a policy that is
+        `steady`, as the ready ones are whose order does not hang on time or service.
+    detail : bool
+        Whether to keep a row for each step, the time of each token and who sat where; else memory does not grow with
+        tokens and steps, `Result.segments` and `token_s` are empty, and `itl_s` and `waste` raise `DetailError`.
     """
     require_counts(page_size=page_size)
     backend = backend or Simulated()
@@ -131,7 +141,17 @@ def simulate(
         max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=num_host_pages,
+        layout=layout,
     )
     source = workload.source(model_shape(backend.model).vocab_size)
-    engine = Engine(scheduler, backend.runner(page_size))
-    return engine.run(source.requests(), on_finish=source.on_finish, progress=progress)
+    runner = backend.runner(page_size)
+    engine = Engine(
+        scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
+    )
+    return engine.run(
+        source.requests(),
+        on_finish=source.on_finish,
+        in_order=source.in_order,
+        progress=progress,
+        last_arrival_s=source.last_arrival_s,
+    )

@@ -1,6 +1,7 @@
 """Turns the rows of a workload into requests: the first of each session at once, the others as answers come."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from contbatch.checks import is_int, require
@@ -42,6 +43,17 @@ class Source:
             "grouped by session",
             WorkloadError,
         )
+        self._start_times = [self.turns[i].delay_s for i in self._starts]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the sessions are in order of their beginnings."""
+        return all(a <= b for a, b in pairwise(self._start_times))
+
+    @property
+    def last_arrival_s(self) -> float:
+        """When the last session begins, in seconds."""
+        return max(self._start_times, default=0.0)
 
     def requests(self) -> Iterator[Request]:
         """Make the first request of every session."""
@@ -74,7 +86,7 @@ class Source:
         return Request(
             index,
             PromptTokens((*context, *turn.prompt), self.vocab_size),
-            SamplingParams(max_tokens=asked or turn.output_tokens, ignore_eos=True, stop_token_ids=stops),
+            _sampling(asked or turn.output_tokens, stops),
             arrival_time=at,
             client_id=client.client_id,
             priority=client.priority,
@@ -83,3 +95,9 @@ class Source:
             expected_output_tokens=turn.output_tokens,
             cache_salt=client.cache_salt,
         )
+
+
+@lru_cache(maxsize=4096)
+def _sampling(max_tokens: int, stops: tuple[int, ...]) -> SamplingParams:
+    """Make what requests of equal length share."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stops)

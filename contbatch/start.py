@@ -35,10 +35,17 @@ def find_start(request: Request, cache: PrefixCache) -> Start:
     forked = request.num_forked_tokens and cache.pool.layout != "contiguous"  # where a run has one holder
     if not forked or request.sampling.prompt_logprobs is not None:
         return cached, shared, cached, None
-    if kin := [r for r in (request.parent or request).samples if r.status is RUNNING]:
+    if kin := [r for r in _kin(request) if r.status is RUNNING]:
         source = max(kin, key=lambda r: r.num_computed_tokens)
         common = min(source.num_computed_tokens, request.num_forked_tokens, request.num_tokens - 1)
         if common > cached:
             full, rest = divmod(common, size)
             return common, source.pages[:full], 0, source.pages[full] if rest else None
     return cached, shared, cached, None
+
+
+def _kin(request: Request) -> tuple[Request, ...]:
+    """Return those whose first `num_forked_tokens` tokens are a request's own: the samples of a prompt, or a parent."""
+    if request.parent is None:
+        return request.samples
+    return request.parent.samples if request.sample_index else (request.parent,)

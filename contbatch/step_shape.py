@@ -9,8 +9,8 @@ from contbatch.step import Grant
 class StepShape(NamedTuple):
     """Sums over the grants of a step. A grant computes n tokens after `start` others, so it attends to start + n.
 
-    The contract with whoever skips steps: a cost model's seconds depend on nothing else, and k decode steps of the
-    same requests differ only by what `after_decodes` adds.
+    The contract with `FastForward`: a cost model's seconds depend on nothing else. From one step to the next in which
+    the same requests decode, `decode_context` alone grows, by a position for each of them (not for padding).
     """
 
     num_tokens: int
@@ -40,11 +40,3 @@ class StepShape(NamedTuple):
                 prefill_context += start + n
                 prefill_pairs += n * (2 * start + n + 1) // 2
         return cls(tokens, seqs, logits, decode_context, prefill_context, prefill_pairs)
-
-    def after_decodes(self, steps: int) -> "StepShape":
-        """Return the shape so many steps later, if all grants are decodes and the same requests go on.
-
-        A sum of seconds over such steps is one of terms linear in `decode_context`, and of their maxima: piecewise an
-        arithmetic series.
-        """
-        return self._replace(decode_context=self.decode_context + steps * self.num_seqs)

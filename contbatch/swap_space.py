@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from contbatch.checks import is_int, require
 from contbatch.errors import PagePoolError
+from contbatch.pages import MAX_PAGES
 
 
 class SwapSpace:
@@ -12,11 +13,11 @@ class SwapSpace:
     Parameters
     ----------
     num_pages : int
-        Host pages, ≥ 0.
+        Host pages, in [0, `MAX_PAGES`].
     """
 
     def __init__(self, num_pages: int) -> None:
-        require(is_int(num_pages, 0), "num_host_pages", num_pages, "an integer ≥ 0")
+        require(is_int(num_pages, 0, MAX_PAGES), "num_host_pages", num_pages, f"an integer in [0, {MAX_PAGES}]")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
 

@@ -1,21 +1,26 @@
 """An engine that several callers share, and that knows text: stop strings, deltas."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from threading import Lock
+from typing import Any
 
 from contbatch.beam_search import BeamSearchResult
-from contbatch.engine import Engine
+from contbatch.decision_log import DecisionLog
+from contbatch.engine import Engine, Runner
+from contbatch.engine_run import OnFinish
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
+from contbatch.policies import Policy
 from contbatch.request import Request
 from contbatch.samples import best_samples
+from contbatch.scheduler import Scheduler
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
 
 
@@ -69,6 +74,17 @@ def output_of_beams(request: Request, result: BeamSearchResult, tokenizer: Token
 NewEngine = Callable[[Callable[[Request], bool]], Engine]
 
 
+def new_engine(
+    runner: Runner,
+    policy: Policy,
+    limits: Mapping[str, Any],
+    on_token: Callable[[Request], bool],
+    log: DecisionLog | None = None,
+) -> Engine:
+    """Make an engine with a scheduler of its own."""
+    return Engine(Scheduler(policy, **limits), runner, on_token=on_token, log=log)
+
+
 class _Texts:
     """The text of requests whose text somebody looks at, as it grows."""
 
@@ -104,18 +120,18 @@ class TextEngine:
 
     Parameters
     ----------
-    new_engine : callable
+    make_engine : callable
         Makes an engine that calls the function it is given after each new token.
     tokenizer : Tokenizer
     """
 
-    def __init__(self, new_engine: NewEngine, tokenizer: Tokenizer) -> None:
-        self._new_engine, self._tokenizer = new_engine, tokenizer
+    def __init__(self, make_engine: NewEngine, tokenizer: Tokenizer) -> None:
+        self._make_engine, self._tokenizer = make_engine, tokenizer
         self._texts = _Texts(tokenizer)  # not self: a cycle would keep the model from being freed when it is dropped
         self._names = count()
         self._lock = Lock()
         self._dropped: deque[Request] = deque()
-        self._engine = new_engine(self._texts.on_token)
+        self._engine = make_engine(self._texts.on_token)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -155,7 +171,7 @@ class TextEngine:
         with self._alone():
             if set(self._engine.scheduler.requests.values()) <= {s for r in requests for s in r.samples}:
                 # What was raised may have left the engine between two of its lines: with nobody else there, start anew.
-                self._engine = self._new_engine(self._texts.on_token)
+                self._engine = self._make_engine(self._texts.on_token)
             self._abort(requests)
 
     def drop(self, request: Request) -> None:
@@ -167,14 +183,16 @@ class TextEngine:
             finally:
                 self._lock.release()
 
-    def run(self, new_engine: NewEngine, requests: Iterable[Request], *, progress: bool) -> Result:
+    def run(
+        self, make_engine: NewEngine, requests: Iterable[Request], on_finish: OnFinish | None, *, progress: bool
+    ) -> Result:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
         requests = list(requests)  # a generator may do anything, such as calling back
-        with self.replaced(new_engine, "run") as engine:
-            return engine.run(requests, progress=progress)
+        with self.replaced(make_engine, "run") as engine:
+            return engine.run(requests, on_finish=on_finish, progress=progress)
 
     @contextmanager
-    def replaced(self, new_engine: NewEngine, caller: str) -> Iterator[Engine]:
+    def replaced(self, make_engine: NewEngine, caller: str) -> Iterator[Engine]:
         """Lend another engine with all pages to it; `RunnerError` while anything else is going on."""
         with self._lock:
             self._abort_dropped()
@@ -182,9 +200,11 @@ class TextEngine:
                 raise RunnerError(f"{caller}() needs all pages, but a stream or another call is not finished")
             texts = _Texts(self._tokenizer)
             try:
-                yield new_engine(texts.on_token)
+                yield make_engine(texts.on_token)
             finally:
-                self._engine = self._new_engine(self._texts.on_token)  # the pages hold something else than it remembers
+                self._engine = self._make_engine(
+                    self._texts.on_token
+                )  # the pages hold something else than it remembers
 
     def _abort_dropped(self) -> None:
         while self._dropped:

@@ -86,5 +86,5 @@ def _parquet() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise MissingDependencyError("Parquet files need pyarrow: pip install pyarrow") from error
+        raise MissingDependencyError("parquet needs pyarrow: pip install 'contbatch[simulation]'") from error
     return pyarrow, parquet

@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -90,6 +91,28 @@ while shared.has_requests:
 page_map(shared, title="after they have left", ax=axes[1])
 pool = shared.pool
 print(pool.num_live, "live,", pool.num_cached, "cached,", pool.num_free, "free; evicted first:", pool.cached_pages[0])
+
+# %% [markdown]
+# ## Copy-on-write
+#
+# `n=2` asks for two answers to one prompt. It is computed once, and both answers draw their first token from it. Then they share its
+# full page; of the page that is only half full each needs one of its own, since both go on writing in it: it is copied at
+# that moment, and not before.
+
+# %%
+twice = cb.Scheduler(cb.ChunkedPrefill(), num_pages=12, page_size=4)
+first = cb.Request("f", [1] * 6, cb.SamplingParams(max_tokens=6, n=2, seed=0))
+twice.add(first)
+for _ in range(3):
+    planned = twice.schedule()
+    sampling = [grant.request for grant in planned.grants if grant.samples] + planned.forked
+    twice.update(planned, {sample.request_id: 7 for sample in sampling})
+    tables = "  ".join(f"{sample.request_id} {sample.pages}" for sample in first.samples)
+    print(f"step {planned.step}: {tables}   moves: {[tuple(move) for move in planned.moves]}")
+
+# %%
+page_map(twice, title="one prompt of 6 tokens, two answers: page 0 has two holders, page 1 was copied")
+print("live pages:", twice.pool.num_live, " in page tables:", sum(len(sample.pages) for sample in first.samples))
 
 # %% [markdown]
 # ## Contiguous memory falls to pieces

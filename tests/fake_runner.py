@@ -59,6 +59,8 @@ class FakeRunner:
         self.calls = 0
         self.steps = []
         """(grants as plain tuples, elapsed_s) of every step computed."""
+        self.moves = []
+        """The page moves of every step computed."""
 
     def validate(self, request):
         request.token_ids(0, 1)
@@ -99,6 +101,7 @@ class FakeRunner:
                     tokens[one.request_id] = next_token(known, one.sample_index)
         assert len(sampled) == len(tokens) + len(errors), "sampled from another row than the last of its own"
         elapsed_s = STEP_S + TOKEN_S * len(batch)
+        self.moves.append(step.moves)
         self.steps.append(([(r.request_id, *rest) for r, *rest in step.grants], elapsed_s))
         return StepResult(tokens, elapsed_s, errors)
 

@@ -151,4 +151,6 @@ LIMITS = st.fixed_dictionaries(
 )
 SPECS = st.tuples(PROMPTS, SAMPLINGS, ARRIVALS, SALTS)
 WORKLOADS = st.builds(Workload, LIMITS, st.lists(SPECS, min_size=1, max_size=7))
+SAMPLED = st.builds(Workload, LIMITS, st.lists(st.tuples(PROMPTS, SEVERAL, ARRIVALS, SALTS), min_size=1, max_size=5))
+"""Workloads in which a prompt may have several samples."""
 POLICIES = st.sampled_from(READY + ODD)

@@ -7,7 +7,7 @@ from fake_runner import request, scheduler_of, serve, solo, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from random_workloads import POLICIES, WORKLOADS
+from random_workloads import POLICIES, SAMPLED
 
 import contbatch as cb
 from contbatch.contiguous import ContiguousPool, FreeRuns
@@ -175,14 +175,14 @@ RESERVING = [Orca(), Orca("oracle"), Orca("power_of_two"), Orca("max", max_model
 
 
 @settings(max_examples=150)
-@given(WORKLOADS, st.one_of(POLICIES, st.sampled_from(RESERVING)))
+@given(SAMPLED, st.one_of(POLICIES, st.sampled_from(RESERVING)))
 def test_everybody_gets_the_tokens_they_would_get_alone(workload, policy):
     limits = {**workload.limits, "layout": "contiguous", "prefix_cache": False}
     scheduler, requests = scheduler_of(policy, **limits), []
     for r in workload.requests():
         try:
             scheduler.add(r)
-            requests.append(r)
+            requests += r.samples
         except InvalidRequestError:
             continue
     steps = serve_in_runs(scheduler)

@@ -216,3 +216,14 @@ def test_fields_of_a_request_have_defaults():
     r = Request("a", [1])
     assert (r.priority, r.client_id, r.ttft_target_s, r.tpot_target_s) == (0, None, None, None)
     assert r.expected_output_tokens == r.sampling.max_tokens
+
+
+def test_who_waits_again_while_its_first_wait_is_not_forgotten_is_offered_once():
+    """x takes the rest of the budget, then comes y, who goes first but does not fit; then z takes the pages of x."""
+    z = request("z", 3, 6, ttft_target_s=1.0, tpot_target_s=1.0)
+    x, y = request("x", 5, 3, ttft_target_s=50.0), request("y", 9, ttft_target_s=2.0)
+    scheduler = scheduler_of(DeadlineFirst(), z, x, num_pages=3, max_num_batched_tokens=6)
+    steps = serve(scheduler, 1)
+    scheduler.add(y)
+    steps += serve(scheduler)
+    assert table(steps) == ["z3 x3", "z1 x2", "z1 -x", "z1", "z1", "z1", "y6", "y3", "x6", "x1"]

@@ -12,12 +12,13 @@ import pytest
 from fake_runner import engine_of, request, scheduler_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_workloads import POLICIES, WORKLOADS
+from random_workloads import POLICIES, SAMPLED
 
 import contbatch as cb
-from contbatch.decision_log import Decision
+from contbatch.decision import MOVES, Decision
 from contbatch.errors import DecisionLogError, SchedulerError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, MaxUtilization, Orca, Priority
+from contbatch.samples import sample_ids
 
 FIELDS = [f.name for f in fields(Decision)]
 LAYOUTS = st.sampled_from(["paged", "contiguous"])
@@ -43,6 +44,7 @@ def logged(policy, requests, **limits):
                 {r.request_id: tuple(r.pages) for r in scheduler.running},
                 {r.request_id: r.num_computed_tokens for r in scheduler.running},
                 tuple(r.request_id for r in scheduler.waiting),
+                {r.request_id: tuple(r.host_pages) for r in scheduler.waiting if r.host_pages},
                 frozenset(range(pool.num_pages)) - taken,
                 frozenset(pool.cached_pages),
             )
@@ -61,11 +63,11 @@ def run_to_the_end(engine):
 
 
 def replayed(log):
-    return [(s.step, s.seats, s.tables, s.computed, s.waiting, s.free, s.cached) for s in log.states()]
+    return [(s.step, s.seats, s.tables, s.computed, s.waiting, s.host_tables, s.free, s.cached) for s in log.states()]
 
 
 @settings(max_examples=150)
-@given(WORKLOADS, POLICIES, LAYOUTS)
+@given(SAMPLED, POLICIES, LAYOUTS)
 def test_replayed_states_are_those_recorded_live(workload, policy, layout):
     requests = filter(workload.fits, workload.requests())
     engine, live = logged(policy, requests, **limits_of(workload, layout))
@@ -74,12 +76,13 @@ def test_replayed_states_are_those_recorded_live(workload, policy, layout):
 
 
 @settings(max_examples=100)
-@given(WORKLOADS, POLICIES, LAYOUTS, st.data())
+@given(SAMPLED, POLICIES, LAYOUTS, st.data())
 def test_replay_survives_aborts_crashes_and_failures(workload, policy, layout, data):
     requests = list(filter(workload.fits, workload.requests()))
     engine, live = logged(policy, requests, **limits_of(workload, layout))
     runner = engine.runner
-    names = st.sampled_from([r.request_id for r in requests] or [0])
+    samples = [name for r in requests for name in sample_ids(r)]
+    names = st.sampled_from(samples or [0])
     for _ in range(data.draw(st.integers(0, 12))):
         action = data.draw(st.sampled_from(["step", "abort", "crash", "poison", "abort in callback"]))
         if action == "abort":
@@ -96,18 +99,20 @@ def test_replay_survives_aborts_crashes_and_failures(workload, policy, layout, d
     engine.on_token = None
     run_to_the_end(engine)
     assert replayed(engine.log) == live
-    assert sum(len(row.left) for row in engine.log.rows) <= len(requests)
+    assert sum(len(row.left) for row in engine.log.rows) <= len(samples)
 
 
 @settings(max_examples=60)
-@given(WORKLOADS, POLICIES, LAYOUTS)
+@given(SAMPLED, POLICIES, LAYOUTS)
 def test_rows_say_what_the_runner_was_given_and_what_it_made(workload, policy, layout):
     requests = list(filter(workload.fits, workload.requests()))
     engine, _ = logged(policy, requests, **limits_of(workload, layout))
     run_to_the_end(engine)
+    requests = [sample for r in requests for sample in r.samples]
     log, made = engine.log, {r.request_id: [] for r in requests}
     assert [name for name, _ in log.requests] == [r.request_id for r in sorted(requests, key=lambda r: r.order)]
-    for row, (grants, _) in zip(log.rows, engine.runner.steps, strict=True):
+    for row, (grants, _), moves in zip(log.rows, engine.runner.steps, engine.runner.moves, strict=True):
+        assert [(MOVES[kind], source, target) for kind, source, target in row.moves] == moves
         assert [
             (log.requests[n][0], start, tokens, bool(f & 1), bool(f & 2)) for n, start, tokens, f in row.grants
         ] == grants
@@ -125,7 +130,7 @@ def test_rows_say_what_the_runner_was_given_and_what_it_made(workload, policy, l
 
 
 @settings(max_examples=60)
-@given(WORKLOADS, POLICIES, LAYOUTS)
+@given(SAMPLED, POLICIES, LAYOUTS)
 def test_the_same_workload_gives_the_same_log(workload, policy, layout):
     logs = []
     for _ in range(2):
@@ -170,11 +175,11 @@ def test_the_log_does_not_hang_on_the_hash_seed():
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
-def some_log(**limits):
+def some_log(n=1, **limits):
     limits = {"num_pages": 4, "max_num_seqs": 3, "max_num_batched_tokens": 9, "prefix_cache": True, **limits}
     names = ["a", "b", "ü", 3, 4]
     prompts = [[i] * (4 + i) for i in range(5)]
-    made = cb.SamplingParams(max_tokens=5)
+    made = cb.SamplingParams(max_tokens=5, n=n)
     requests = [
         cb.Request(n, p, made, arrival_time=i // 2) for i, (n, p) in enumerate(zip(names, prompts, strict=True))
     ]
@@ -185,7 +190,7 @@ def some_log(**limits):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_saved_log_loads_equal_and_replays(suffix, tmp_path):
-    log = some_log()
+    log = some_log(n=2, num_host_pages=6)
     empty = {name for name in FIELDS if not any(getattr(row, name) for row in log.rows)}
     assert empty == {"restarted", "lost"}
     loaded = cb.DecisionLog.load(log.save(tmp_path / f"log.{suffix}"))
@@ -269,6 +274,47 @@ def test_a_log_of_impossible_decisions_is_refused_at_its_step(name, value, messa
     assert [next(states).step, next(states).step] == [0, 1]
     with pytest.raises(DecisionLogError, match=rf"^step 2 \(row 2\): .*{message}"):
         next(states)
+
+
+def impossible_moves():
+    """(field, kind of move in the row concerned, change of its value, message)."""
+    return [
+        ("moves", "out", lambda moves: moves[1:], "pages went out to"),
+        ("moves", "out", lambda moves: [[1, 99, moves[0][2]], *moves[1:]], "out from page 99"),
+        ("moves", "out", lambda moves: [[1, moves[0][1], 99], *moves[1:]], "out from page . to page 99"),
+        ("moves", "in", lambda moves: [[2, moves[0][1] + 1, moves[0][2]]], "in from page"),
+        ("moves", "in", lambda moves: [[2, moves[0][1], 99]], "in from page . to page 99"),
+        ("moves", "copy", lambda moves: [[0, moves[0][1], 99]], "copy from page . to page 99"),
+        ("moves", "copy", lambda moves: [[0, -1, moves[0][2]]], "copy from page -1"),
+        ("moves", "copy", lambda moves: [[7, 1, 1]], "malformed"),
+        ("host", "out", lambda host: [], "nothing can have gone out"),
+        ("host", "out", lambda host: [[host[0][0], *range(90, 89 + len(host[0]))]], "nothing can have gone out"),
+        ("host", "in", lambda host: [], "hold host pages, but not all wait"),
+        ("forked", None, lambda forked: [0], "request 0 can't be forked"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind", "change", "message"), impossible_moves())
+def test_a_log_of_impossible_page_moves_is_refused_at_its_step(name, kind, change, message):
+    log = some_log(n=2, num_host_pages=6, prefix_cache=False)
+    assert [*log.states()][-1].host_tables == {}
+    place = next(i for i, row in enumerate(log.rows) if kind in [MOVES[move] for move, *_ in row.moves] or not kind)
+    log.rows[place] = replace(log.rows[place], **{name: change(getattr(log.rows[place], name))})
+    with pytest.raises(DecisionLogError, match=rf"^step {log.rows[place].step} \(row {place}\): .*{message}"):
+        list(log.states())
+
+
+def test_a_page_that_may_be_written_has_one_holder():
+    log = some_log(n=2, prefix_cache=False)
+    tables = [table for state in log.states() for table in state.tables.values()]
+    assert any(one is not other and {*one} & {*other} for one in tables for other in tables)
+    place = next(i for i, row in enumerate(log.rows) if any(MOVES[move] == "copy" for move, *_ in row.moves))
+    row = log.rows[place]
+    [copy] = row.moves
+    tables = [[page if page != copy[2] else copy[1] for page in table] for table in row.tables]
+    log.rows[place] = replace(row, tables=tables, moves=[], free=row.free + 1)
+    with pytest.raises(DecisionLogError, match=rf"page {copy[1]}, in which request . may write, has 2 holders"):
+        list(log.states())
 
 
 def test_a_log_begins_with_its_scheduler():
@@ -356,7 +402,7 @@ def test_settings_that_change_no_decision_are_named_last():
 
 @settings(max_examples=60)
 @given(
-    WORKLOADS, POLICIES, st.integers(0, 2**31), st.sampled_from(["plan", "grants", "tables", "sampled", "free", "now"])
+    SAMPLED, POLICIES, st.integers(0, 2**31), st.sampled_from(["plan", "grants", "tables", "sampled", "free", "now"])
 )
 def test_any_change_is_found_in_its_row(workload, policy, seed, name):
     engine, _ = logged(policy, filter(workload.fits, workload.requests()), **workload.limits)

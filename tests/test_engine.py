@@ -10,6 +10,7 @@ from contbatch.engine import StepResult
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.policies import OneAtATime
 from contbatch.request import Request
+from contbatch.sampling_params import SamplingParams
 
 # ---- whatever the workload ---------------------------------------------------------------------------------------
 
@@ -140,13 +141,15 @@ def test_a_follower_may_not_be_a_request_that_was_run():
 
 
 def test_what_can_never_run_is_rejected_and_the_others_go_on():
-    requests = [request("big", 65), request("small", 3), request("small", 4), Request("length", num_prompt_tokens=3)]
-    result = engine_of(num_pages=4, page_size=16).run(requests)
+    requests = [request("big", 65), request("small", 3), request("used", 4), Request("length", num_prompt_tokens=3)]
+    engine = engine_of(num_pages=4, page_size=16)
+    engine.add(request("used", 1))
+    result = engine.run(requests)
     assert [r.finish_reason for r in requests] == ["rejected", "length", "rejected", "rejected"]
     assert "'big'" in str(requests[0].error)
     assert "already in use" in str(requests[2].error)
     assert "'length'" in str(requests[3].error)
-    assert sorted(result.requests.finish_reason) == ["length", "rejected", "rejected", "rejected"]
+    assert sorted(result.requests.finish_reason) == ["length", "length", "rejected", "rejected", "rejected"]
     rejected = result.requests[result.requests.finish_reason == "rejected"]
     assert rejected[["first_token_s", "finished_s", "queue_s", "ttft_s", "e2e_s"]].isna().all(axis=None)
 
@@ -165,6 +168,32 @@ def test_a_request_listed_twice_is_an_error_and_not_a_rejection(at):
     with pytest.raises(InvalidRequestError):
         engine.run([r, r])
     assert (r.finish_reason, engine.has_requests) == ("abort", False)
+
+
+@pytest.mark.parametrize("lengths", [(3, 4), (65, 4), (4, 65), (65, 66)])
+@pytest.mark.parametrize("at", [0.0, 99.0])
+def test_two_requests_of_one_id_are_an_error_even_one_after_the_other(lengths, at):
+    """Lists of requests that were numbered apart, put together: their rows could not be told apart."""
+    first, second = lengths
+    engine, requests = engine_of(num_pages=4, page_size=16), [request(0, first), request(0, second, at=at)]
+    with pytest.raises(InvalidRequestError, match="request id 0 is that of two requests of one run"):
+        engine.run(requests)
+    assert (requests[1].finish_reason, engine.has_requests) == (None, False)
+
+
+def test_a_follower_comes_when_the_last_sample_has_left():
+    asked = Request(0, [1, 1, 1], SamplingParams(max_tokens=6, n=3, stop_token_ids=(4,)))
+    told = []
+
+    def on_finish(r, now):
+        told.append((r.request_id, now, [s.finish_reason for s in r.samples]))
+        return [request(1, 2, 2, at=now)] if r is asked else []
+
+    result = engine_of(max_num_seqs=1).run([asked], on_finish=on_finish)
+    rows = result.requests.set_index("request_id")
+    assert [name for name, *_ in told] == [0, 1]
+    assert told[0][1] == rows.finished_s[[0, "0#1", "0#2"]].max() > rows.finished_s[0]
+    assert None not in told[0][2]
 
 
 def test_running_the_same_requests_again_is_an_error_that_leaves_them_as_they_were():

@@ -2,6 +2,7 @@
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from fake_runner import engine_of, request
 
@@ -12,6 +13,7 @@ from matplotlib.colors import to_hex
 
 import contbatch as cb
 from contbatch.errors import InvalidRequestError
+from contbatch.plots.page_map import HOLDERS
 
 COLOURS = {"prefill": "#e69f00", "decode": "#0072b2", "held": "#ffffff"}
 
@@ -133,7 +135,7 @@ def cells(ax):
 def test_every_page_is_drawn_as_what_it_is():
     tables = {"a": [0, 2], "b": [0, 5]}
     ax = cb.plots.page_map(tables, 7, cached=[3], stored={"a": 6, "b": 5}, page_size=4, columns=4, title="pool")
-    held = {name: colour.lower() for name, colour in zip("ab", cb.plots.HOLDERS, strict=False)}
+    held = {name: colour.lower() for name, colour in zip("ab", HOLDERS, strict=False)}
     assert cells(ax) == [
         (0, 0, 1, "#666666", "xx"),
         (1, 0, 1, "#eeeeee", None),
@@ -185,3 +187,46 @@ def test_a_page_outside_the_pool_is_named_before_a_figure_is_made(page):
 
 def test_the_waste_of_a_run_without_steps():
     cb.plots.waste({"nothing": run()}).figure.canvas.draw()
+
+
+def test_a_line_for_each_server_and_the_promise_across():
+    table = pd.DataFrame({"rate": [1, 2, 1, 2], "p50": [3.0, 5.0, 2.0, 4.0], "who": ["$a", "$a", "b", "b"]})
+    ax = cb.plots.curves(
+        table, "rate", "p50", by="who", limit=4.5, limit_label="promised", log="y", ylabel="latency [s]"
+    )
+    first, second, promised = ax.lines
+    assert (first.get_label(), second.get_label()) == ("$a", "b")
+    assert first.get_xydata().tolist() == [[1, 3], [2, 5]]
+    assert second.get_xydata().tolist() == [[1, 2], [2, 4]]
+    assert list(promised.get_ydata()) == [4.5, 4.5]
+    assert [text.get_text() for text in ax.texts] == ["promised"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("rate", "latency [s]")
+    assert (ax.get_xscale(), ax.get_yscale()) == ("linear", "log")
+    assert first.get_marker() != second.get_marker()
+    ax.figure.canvas.draw()  # a name with a dollar is no formula
+
+
+def test_curves_name_the_column_that_is_missing():
+    table = pd.DataFrame({"rate": [1], "who": ["a"]})
+    with pytest.raises(InvalidRequestError, match="'p50'"):
+        cb.plots.curves(table, "rate", "p50", by="who")
+    with pytest.raises(InvalidRequestError, match="log"):
+        cb.plots.curves(table, "rate", "rate", by="who", log="z")
+
+
+def test_a_heat_map_has_each_number_at_its_place():
+    table = pd.DataFrame({"seats": [1, 2, 2], "pages": [8, 8, 4], "tokens": [1.5, 2.5, float("nan")]})
+    ax = cb.plots.heat_map(table, "seats", "pages", "tokens", label="tokens [1/s]", title="t")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["8", "4"]
+    assert {text.get_position(): text.get_text() for text in ax.texts} == {(0, 0): "1.5", (1, 0): "2.5"}
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("seats", "pages", "t")
+    assert ax.figure.axes[1].get_ylabel() == "tokens [1/s]"
+
+
+def test_a_heat_map_refuses_two_numbers_for_one_place():
+    table = pd.DataFrame({"seats": [1, 1], "pages": [8, 8], "tokens": [1.5, 2.5]})
+    with pytest.raises(InvalidRequestError, match="rows for one pair of seats and pages must be one at most"):
+        cb.plots.heat_map(table, "seats", "pages", "tokens")
+    with pytest.raises(InvalidRequestError, match="'load'"):
+        cb.plots.heat_map(table, "seats", "load", "tokens")

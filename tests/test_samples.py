@@ -371,3 +371,39 @@ def test_a_fork_of_other_tokens_is_refused():
     with pytest.raises(InvalidRequestError, match="n of the forked request 'e' must be 1, got 2"):
         scheduler.fork(a, several_of_it)
     assert set(scheduler.requests) == {"a"}
+
+
+class ChildrenFirst(ChunkedPrefill):
+    """The first of the samples waits while any of the others runs."""
+
+    def plan(self, waiting, running, budget):
+        yield from super().plan(waiting, [r for r in running if r.sample_index] or running, budget)
+
+
+def test_a_fork_of_one_sample_takes_nothing_from_the_others_which_may_be_further_on():
+    a = Request("a", [1, 2, 3], SamplingParams(max_tokens=9, n=2))
+    scheduler = scheduler_of(ChildrenFirst(), a, page_size=2)
+    serve(scheduler, 4)
+    assert (a.num_computed_tokens, a.children[0].num_computed_tokens) == (4, 6)
+    child = ask("b", [*a.prompt_token_ids, *a.output_token_ids], 3)
+    scheduler.fork(a, child)
+    child_of_the_other = ask("c", a.children[0].token_ids(0, 6), 3)
+    scheduler.fork(a.children[0], child_of_the_other)
+    serve(scheduler)
+    same(*a.samples, child, child_of_the_other)
+
+
+def test_only_what_is_live_in_the_same_scheduler_can_be_forked():
+    a, b = (ask(name, [1, 2, 3, 4, 5], 9) for name in "ab")
+    scheduler, other = scheduler_of(ChunkedPrefill(), a), scheduler_of(ChunkedPrefill(), b)
+    serve(other, 2)
+    child = ask("c", [1, 2, 3, 4, 5, 6])
+    with pytest.raises(InvalidRequestError, match=r"'c'.* can't be forked from .*'b'.*not live in this scheduler"):
+        scheduler.fork(b, child)
+    serve(scheduler)
+    with pytest.raises(InvalidRequestError, match="not live"):
+        scheduler.fork(a, child)
+    child.output_token_ids = [1] * 3
+    with pytest.raises(InvalidRequestError, match="tokens of the forked request 'c' must be fewer than 1, got 3"):
+        other.fork(b, child)
+    assert set(other.requests) == {"b"}

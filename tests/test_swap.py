@@ -244,7 +244,7 @@ def test_many_moves_of_one_step_are_done_in_order():
 
 @pytest.mark.parametrize("bad", [-1, 1.0, True, None, "4"])
 def test_host_pages_are_counted(bad):
-    with pytest.raises(InvalidRequestError, match=f"num_host_pages must be an integer ≥ 0, got {bad!r}"):
+    with pytest.raises(InvalidRequestError, match=f"num_host_pages must be an integer in .*, got {bad!r}"):
         Scheduler(ChunkedPrefill(), num_pages=4, num_host_pages=bad)
 
 

@@ -5,7 +5,7 @@ import pytest
 from fake_runner import engine_of, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_workloads import POLICIES, WORKLOADS
+from random_workloads import POLICIES, SAMPLED, WORKLOADS
 
 from contbatch.errors import InvalidRequestError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, GuaranteedNoEvict, Orca
@@ -50,7 +50,7 @@ def states(seen, page_size):
 
 
 @settings(max_examples=150)
-@given(WORKLOADS, st.one_of(POLICIES, st.sampled_from(MEMORY)), st.booleans())
+@given(SAMPLED, st.one_of(POLICIES, st.sampled_from(MEMORY)), st.booleans())
 def test_every_slot_is_in_the_state_that_it_turns_out_to_be_in(workload, policy, contiguous):
     limits = dict(workload.limits)
     if contiguous:

@@ -1,11 +1,21 @@
 """What a policy answers, checked: a broken policy raises `PolicyError` and leaves the scheduler whole."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 from contbatch.checks import is_int, require
 from contbatch.errors import PolicyError
 from contbatch.policies.policy import Plan, Policy
 from contbatch.request import Request, RequestStatus
+
+
+def checked(policy: Policy) -> Policy:
+    """Return an own copy of a policy, if it is one and says when tokens reach the client."""
+    if not isinstance(policy, Policy):
+        raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
+    what = f"{type(policy).__name__}.release"
+    require(policy.release in ("token", "batch"), what, policy.release, "'token' or 'batch'", PolicyError)
+    return copy.deepcopy(policy)
 
 
 def rank_of(policy: Policy, request: Request) -> float:

@@ -17,6 +17,8 @@ class ChunkedPrefill(Preemptive):
     number (`max_num_batched_tokens`), not derived from a limit on the time between tokens.
     """
 
+    steady = True
+
     def reserve(self, request: Request) -> int:  # noqa: ARG002, D102
         return 0  # pages chunk by chunk: decodes go first, so no prompt takes theirs
 

@@ -18,6 +18,8 @@ class ContinuousBatching(Preemptive):
     take what prompts leave of the budget, and a prompt over the budget is chunked rather than refused.
     """
 
+    steady = True
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from prefills(running)
         yield from everything(waiting)

@@ -6,7 +6,7 @@ from heapq import merge
 
 from contbatch.checks import is_real, require
 from contbatch.policies.deadlines import Deadlines
-from contbatch.policies.lane import Lane
+from contbatch.policies.lane import Lane, offers
 from contbatch.policies.policy import Plan, everything
 from contbatch.policies.preemptive import Preemptive
 from contbatch.request import Request
@@ -46,5 +46,5 @@ class DeadlineFirst(Preemptive):
         self._deadlines.forget_finished()
         while (head := self._due.head) is not None and self._key(head)[0]:
             self._late.push(self._due.pop(), self._deadlines.of(head, self.now))
-        offers = (lane.offers() for lane in (self._resumed, self._due, self._late))
-        yield from everything(merge(sorted(running, key=self._key), *offers, key=self._key))
+        first_of_each = offers((self._resumed, self._due, self._late), self._key)
+        yield from everything(merge(sorted(running, key=self._key), first_of_each, key=self._key))

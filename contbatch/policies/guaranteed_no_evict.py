@@ -15,5 +15,7 @@ class GuaranteedNoEvict(ChunkedPrefill):
     in the token budget. Simplified: the pages are taken at admission rather than counted, which admits the same.
     """
 
+    steady = True
+
     def reserve(self, request: Request) -> int:  # noqa: D102
         return request.max_kv_tokens

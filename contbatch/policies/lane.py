@@ -1,6 +1,6 @@
 """Waiting requests in an order of a policy's own."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from contbatch.request import Request, RequestStatus
@@ -34,12 +34,17 @@ class Lane:
         """Take out the head."""
         return heappop(self._heap)[-1]
 
-    def offers(self) -> Iterator[Request]:
-        """Yield one head after the other, as long as each is admitted before the next is asked for."""
-        offered = None
-        while (head := self.head) is not None and head is not offered:
-            offered = head
-            yield head
+
+def offers(lanes: Sequence[Lane], key: Callable[[Request], tuple[float, ...]]) -> Iterator[Request]:
+    """Yield the head with the smallest key, again and again, as long as each is admitted before the next is asked for.
+
+    All heads are looked at anew each time, so whoever is in two lanes is offered once.
+    """
+    offered = None
+    while found := [head for lane in lanes if (head := lane.head) is not None]:
+        if (first := min(found, key=key)) is offered:
+            return
+        yield (offered := first)
 
 
 def heads(lanes: dict[Hashable, Lane]) -> dict[Hashable, Request]:

@@ -17,6 +17,8 @@ class MaxUtilization(Preemptive):
     does not pause younger ones to come back, and an admission leaves those running a page for their next token.
     """
 
+    steady = True
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from everything(sorted(running, key=arrival_key))
         yield from everything(waiting)

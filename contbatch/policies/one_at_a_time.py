@@ -12,5 +12,7 @@ from contbatch.request import Request
 class OneAtATime(Policy):
     """One request after the other, each to its end: what a server without batching does."""
 
+    steady = True
+
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         return everything(running or islice(waiting, 1))

@@ -30,6 +30,8 @@ class Orca(Policy):
         The longest sequence, prompt and output, in tokens; bounds "max" and "power_of_two".
     """
 
+    steady = True
+
     reservation: str = "max_tokens"
     max_model_len: int = 2048
 

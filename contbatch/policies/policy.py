@@ -34,6 +34,16 @@ class Policy:
     release: Literal["token", "batch"] = "token"
     """When tokens reach the client: as they are made, or all at once when the request leaves its seat."""
 
+    steady: bool = False
+    """A promise: while the same requests run and decode, and the same wait, `plan` names the same in the same order,
+    whatever the time and the tokens so far. A simulation then need not ask before every step (see `FastForward`).
+    Not inherited, since a subclass may plan otherwise."""
+
+    def __init_subclass__(cls) -> None:
+        """Withdraw the promise of the class that a policy is derived from."""
+        super().__init_subclass__()
+        cls.steady = cls.__dict__.get("steady", False)
+
     now: float = 0.0
     """Seconds on the engine's clock at which the step being planned starts; the scheduler sets it before `plan`."""
 

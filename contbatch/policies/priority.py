@@ -27,6 +27,8 @@ class Priority(Preemptive):
         0.6.2, before its present scheduler); else it waits until somebody leaves.
     """
 
+    steady = True
+
     preempt: bool = False
 
     def rank(self, request: Request) -> float:  # noqa: D102

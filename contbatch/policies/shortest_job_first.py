@@ -29,6 +29,8 @@ class ShortestJobFirst(ChunkedPrefill):
         Draws z together with the request's id: a request gets the same prediction whenever and wherever it runs.
     """
 
+    steady = True
+
     by: str = "prompt"
     error: float = 0.0
     seed: int = 0

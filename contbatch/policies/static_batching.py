@@ -26,6 +26,8 @@ class StaticBatching(Policy):
         Also compute the rows of finished requests and throw the result away.
     """
 
+    steady = True
+
     batch_size: int = 8
     release: Literal["token", "batch"] = "batch"
     pad: bool = False
@@ -33,16 +35,15 @@ class StaticBatching(Policy):
 
     def __post_init__(self) -> None:
         require_counts(batch_size=self.batch_size)
+        require(isinstance(self.pad, bool), "pad", self.pad, "True or False")
         require(self.release in ("token", "batch"), "release", self.release, "'token' or 'batch'")
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         if not running:
             self._batch[:] = islice(waiting, self.batch_size)
         for r in self._batch:  # if the budget is too small for all their prompts, the last join in later steps
-            if not r.is_finished:
+            if not r.is_finished or (self.pad and r in running):
                 yield r, r.num_uncomputed_tokens
-            elif self.pad and r in running:
-                yield r, 1
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         return max((r.max_kv_tokens for r in self._batch), default=request.max_kv_tokens)

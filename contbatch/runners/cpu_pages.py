@@ -1,11 +1,13 @@
 """The KV pages of the CPU runner."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.cpu import StepPlan
+from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
 
@@ -29,6 +31,8 @@ class CPUPages:
         page = (page_size, config.kv_num_heads, config.head_size)
         self.shape = (num_pages, *page)
         dtype, layers = PAGE_DTYPES[precision], config.num_layers
+        page_bytes = 2 * layers * math.prod(page) * np.dtype(dtype).itemsize  # keys and values
+        require_memory(num_pages, num_host_pages, page_bytes)
         self.key_caches, self.value_caches = (np.zeros((layers, num_pages, *page), dtype) for _ in range(2))
         self._host = [np.zeros((num_host_pages, layers, *page), dtype) for _ in range(2)]
         self.plan: StepPlan | None = None

@@ -1,5 +1,6 @@
 """An exported model run by ONNX's own reference evaluator: slow, and only as clever as the standard."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +15,7 @@ from contbatch.errors import ModelFileError, RunnerError
 from contbatch.export import read_config
 from contbatch.inputs import require_valid
 from contbatch.plugins.paged_attention.reference import paged_attention
+from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
 
@@ -59,11 +61,14 @@ class ReferenceModel:
         except (OSError, ValueError, ValidationError) as error:
             raise ModelFileError(f"{path}: its weights can't be read ({error})") from None
         shape = (num_pages, page_size, self.config.kv_num_heads, self.config.head_size)
-        self.caches = {
-            value.name: np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        dtypes = {
+            value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             for value in proto.graph.input
             if value.name.startswith(("key_cache.", "value_cache."))
         }
+        page_bytes = math.prod(shape[1:]) * sum(dtype.itemsize for dtype in dtypes.values())
+        require_memory(num_pages, num_host_pages, page_bytes)
+        self.caches = {name: np.zeros(shape, dtype) for name, dtype in dtypes.items()}
         self._host = [np.zeros((num_host_pages, *shape[1:]), cache.dtype) for cache in self.caches.values()]
         self._evaluator: ReferenceEvaluator | None = ReferenceEvaluator(proto, new_ops=[PagedAttention])
 

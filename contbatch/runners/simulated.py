@@ -20,6 +20,13 @@ def next_token(request: Request) -> int:
     return next(token for token in range(len(stops) + 1) if token not in stops)
 
 
+def num_steps_alike(request: Request) -> int:
+    """Count the tokens up to the one that ends the answer, or tries to: all before it are the same."""
+    made = len(request.output_token_ids)
+    left = request.sampling.max_tokens - made
+    return min(left, max(1, request.expected_output_tokens - made)) if request.stop_ids else left
+
+
 class SimulatedRunner:
     """Takes the seconds that a cost model says; for `Engine`.
 

@@ -1,0 +1,55 @@
+"""Requests on their way: known, but not arrived."""
+
+from heapq import heappop, heappush
+from math import inf
+
+from contbatch.errors import InvalidRequestError
+from contbatch.request import Request
+from contbatch.samples import sample_ids
+
+
+class Arriving:
+    """Requests in order of arrival time; ties go to those `listed` from the start, then in order of adding."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, bool, int, Request]] = []
+        """Those aborted before they arrived are still in it, but no longer among `_by_id`."""
+        self._by_id: dict[int | str, Request] = {}
+        self._num_added = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    def get(self, request_id: int | str) -> Request | None:
+        """Return the request to which an id (of its own, or of one of its samples) belongs."""
+        return self._by_id.get(request_id)
+
+    def add(self, request: Request, listed: bool = False) -> None:
+        """Add a request; `InvalidRequestError` if an id is in use here."""
+        names = sample_ids(request)
+        for name in names:
+            if name in self._by_id:
+                raise InvalidRequestError(f"request id {name!r} is already in use by an arriving request")
+        self._by_id |= dict.fromkeys(names, request)
+        heappush(self._heap, (request.arrival_time, not listed, self._num_added, request))
+        self._num_added += 1
+
+    def remove(self, request: Request) -> None:
+        """Remove a request: it has arrived, or will not."""
+        for name in sample_ids(request):
+            del self._by_id[name]
+
+    def next_time(self) -> float:
+        """Return when the next request arrives; infinity if none will."""
+        while self._heap:
+            at, *_, request = self._heap[0]
+            if self._by_id.get(request.request_id) is request:
+                return at
+            heappop(self._heap)
+        return inf
+
+    def pop(self) -> Request:
+        """Take out the next, after `next_time`."""
+        request = heappop(self._heap)[-1]
+        self.remove(request)
+        return request

@@ -1,0 +1,83 @@
+"""One run of an engine: a list of requests, and those that follow from them, to their end."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from contbatch.checks import require
+from contbatch.errors import InvalidRequestError
+from contbatch.progress import progress_bar
+from contbatch.request import Request
+from contbatch.samples import answered
+
+if TYPE_CHECKING:
+    from contbatch.engine import Engine
+
+OnFinish = Callable[[Request, float], Iterable[Request]]
+"""Takes a request that left and the time, and returns those that come because of it."""
+
+
+class Run:
+    """Feeds an engine; see `Engine.run` for the parameters.
+
+    Requests are asked for when the one before has arrived if they come in order of arrival, so that there are never
+    more of them than needed.
+    """
+
+    def __init__(self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish, in_order: bool) -> None:
+        self.engine, self.on_finish = engine, on_finish
+        self.names: dict[int | str, bool] = {}
+        """Ids of the requests, and whether they were added: those that can never run were not."""
+        self._coming = iter(requests if in_order else ())
+        self._at_once = () if in_order else requests
+        self._began_s, self._heard_s = engine.now, 0.0
+
+    def to_the_end(self, progress: bool, last_arrival_s: float | None) -> None:
+        """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
+        engine, virtual = self.engine, self.engine.runner.is_virtual
+        self._submit(self._at_once)
+        total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
+        with progress_bar(total, unit, progress) as bar:
+            while self._listen() or engine.has_requests:
+                began = engine.now
+                ended = answered(engine.advance())
+                for request in ended:
+                    self._submit(self.on_finish(request, engine.now))
+                if virtual:
+                    bar.update(engine.now - began)
+                elif ended:
+                    bar.total = sum(self.names.values())
+                    bar.update(len(ended))
+
+    def _listen(self) -> bool:
+        """Ask for requests until one arrives later than the next step begins; return whether any was asked for."""
+        engine, heard = self.engine, False
+        while self._heard_s <= engine.next_start():
+            request: Request | None = next(self._coming, None)
+            if request is None:
+                break
+            if request.arrival_time < self._heard_s:
+                raise InvalidRequestError(
+                    f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
+                    f"got {request.arrival_time}"
+                )
+            self._heard_s, heard = request.arrival_time, True
+            self._submit([request], listed=True)
+        return heard
+
+    def _submit(self, requests: Iterable[Request], listed: bool = False) -> None:
+        """Add requests, and those that follow the ones that can never run."""
+        coming = deque(requests)
+        while coming:
+            request = coming.popleft()
+            require(isinstance(request, Request), "what is run", request, "a Request")
+            if request.request_id in self.names and request.order < 0:
+                raise InvalidRequestError(f"request id {request.request_id!r} is that of two requests of one run")
+            try:
+                self.engine.add(request, listed=listed)
+                self.names[request.request_id] = True
+            except InvalidRequestError as error:
+                self.engine.reject(request, error)
+                self.names[request.request_id] = False
+                coming.extend(self.on_finish(request, max(self._began_s, request.arrival_time)))
+                listed = False

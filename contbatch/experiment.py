@@ -1,0 +1,120 @@
+"""An experiment: a workload, a policy, a backend and the limits between them."""
+
+import json
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from contbatch.checks import require, require_counts
+from contbatch.description import describe, digest, restore
+from contbatch.errors import ExperimentError
+from contbatch.metrics import Result
+from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.simulation import Simulated, simulate
+from contbatch.workload import Workload
+
+if TYPE_CHECKING:
+    from contbatch.llm import LLM
+
+_require = partial(require, error=ExperimentError)
+_DEFAULT_POLICY, _DEFAULT_BACKEND = ChunkedPrefill(), Simulated()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """All that decides a run. The same experiment on a simulated backend gives the same tables, on every platform.
+
+    Parameters
+    ----------
+    policy : Policy
+    workload : Workload
+    backend : Simulated or LLM
+        A device made of numbers, or a loaded model that is measured.
+    num_pages : int, optional
+        All that the backend has if None.
+    page_size, max_num_seqs, max_num_batched_tokens, max_model_len, prefix_cache, num_host_pages
+        See `Scheduler`; an LLM has its own `page_size`, `max_model_len` and host pages.
+
+    Raises
+    ------
+    ExperimentError
+        A field of a wrong type or out of its range.
+    """
+
+    policy: Policy = _DEFAULT_POLICY
+    workload: Workload
+    backend: "Simulated | LLM" = _DEFAULT_BACKEND
+    num_pages: int | None = None
+    page_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    prefix_cache: bool = False
+    num_host_pages: int = 0
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.workload, Workload), "workload", self.workload, "a Workload")
+        _require(isinstance(self.policy, Policy), "policy", self.policy, "an instance of Policy")
+        runs = isinstance(self.backend, Simulated) or callable(getattr(self.backend, "run", None))
+        _require(runs, "backend", self.backend, "a Simulated or an LLM")
+        counts = {name: getattr(self, name) for name in ("page_size", "max_num_seqs", "max_num_batched_tokens")}
+        optional = {name: getattr(self, name) for name in ("num_pages", "max_model_len")}
+        require_counts(**counts, **{name: value for name, value in optional.items() if value is not None})
+        _require(isinstance(self.prefix_cache, bool), "prefix_cache", self.prefix_cache, "True or False")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a model runs, so that the times are those of this machine."""
+        return not isinstance(self.backend, Simulated)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; an unknown field raises `ExperimentError`."""
+        names = [f.name for f in fields(self)]
+        unknown = sorted(set(changes) - set(names))
+        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
+        return replace(self, **changes)
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hexadecimal digits: equal for equal experiments, of whatever session and platform."""
+        return digest(describe(self))
+
+    def to_json(self) -> str:
+        """Return a text from which `from_json` makes an equal experiment.
+
+        An LLM is described by its source text only, and a policy written outside this package as well: these can't be
+        read back.
+        """
+        return json.dumps(describe(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Experiment":
+        """Read what `to_json` wrote; `ExperimentError` if it is something else."""
+        try:
+            experiment = restore(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ExperimentError(f"not JSON: {error}") from None
+        if not isinstance(experiment, cls):
+            raise ExperimentError(f"the JSON describes no experiment, but {type(experiment).__name__}")
+        return experiment
+
+
+def run(experiment: Experiment, *, progress: bool = False) -> Result:
+    """Run an experiment to its end and return its tables; `progress` shows a bar of finished requests.
+
+    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself.
+    """
+    _require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment")
+    limits: dict[str, Any] = {
+        "num_pages": experiment.num_pages,
+        "max_num_seqs": experiment.max_num_seqs,
+        "max_num_batched_tokens": experiment.max_num_batched_tokens,
+        "prefix_cache": experiment.prefix_cache,
+        "progress": progress,
+    }
+    workload, policy, backend = experiment.workload, experiment.policy, experiment.backend
+    if not isinstance(backend, Simulated):
+        source = workload.source(backend.config.vocab_size)
+        return backend.run(source.requests(), policy, on_finish=source.on_finish, **limits)
+    limits |= {"page_size": experiment.page_size, "max_model_len": experiment.max_model_len}
+    return simulate(workload, policy, backend, num_host_pages=experiment.num_host_pages, **limits)

@@ -1,0 +1,202 @@
+"""Skips the planning of steps that can be told beforehand: while the same requests decode, a step is like the last.
+
+    prompt arrives         decode  decode  decode     prompt arrives         decode  decode, somebody ends
+    |----- planned -----|  |------ a stretch -----|   |----- planned -----|  |--------- a stretch --------|
+
+Requests, pages, times, rows and the decision log come out as if every step had been planned. A step is planned if
+somebody has arrived, may be admitted, computes more than a token, or needs a page that is not free.
+"""
+
+from collections import defaultdict
+from itertools import takewhile
+from math import inf
+
+from contbatch.decision_log import DecisionLog
+from contbatch.policies.answers import reserve_of
+from contbatch.recorder import Recorder
+from contbatch.request import Request, RequestStatus
+from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_alike
+from contbatch.scheduler import Scheduler
+from contbatch.start import find_start
+from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_shape import StepShape
+
+RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
+Takes = dict[int, list[Request]]
+"""By number of the step in a stretch: who takes a page in it, in the order of the grants."""
+
+
+class FastForward:
+    """Finds stretches of steps that need no planning, and takes them.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Nothing is skipped unless its policy is `steady`.
+    runner : SimulatedRunner
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
+        self.scheduler, self.runner = scheduler, runner
+
+    def run(
+        self, now: float, next_arrival: float, recorder: Recorder, log: DecisionLog | None
+    ) -> tuple[list[Request], float] | None:
+        """Take the steps from `now` on that need no planning and begin before `next_arrival` (seconds).
+
+        Returns
+        -------
+        tuple or None
+            Those who left, all in the last of these steps, and when it ends; None if the next step must be planned.
+        """
+        step = self._next_step()
+        if step is None:
+            return None
+        decoding = [grant.request for grant in step.grants if grant.samples]
+        starts, elapsed, ends = self._times(step, len(decoding), now, next_arrival, self._most_steps(decoding))
+        takes = self._takes(decoding, len(ends))
+        num_steps = self._steps_with_pages(takes, len(ends))
+        if not num_steps:
+            return None
+        starts, elapsed, ends = starts[:num_steps], elapsed[:num_steps], ends[:num_steps]
+        taken = self._take(takes, 0)
+        recorder.begin_alike(step, self.scheduler, now)
+        if log is None:
+            taken += [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
+            self._advance(decoding, num_steps)
+        else:
+            taken += self._advance_logged(step, decoding, takes, starts, log)
+        last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
+        left = self.scheduler.skip(last, num_steps)
+        recorder.end_alike(step, starts, elapsed, ends, taken, left)
+        if log is not None:
+            log.end(left)
+        return left, ends[-1]
+
+    # ---- the plan of the next step -------------------------------------------------------------------------------
+
+    def _next_step(self) -> SchedulerOutput | None:
+        """Plan the next step as `Planner` would; None unless each grant is certain to be of one token, nobody new."""
+        scheduler, step = self.scheduler, SchedulerOutput(self.scheduler.num_steps)
+        budget, refused = scheduler.max_num_batched_tokens, list[Request]()
+        if not scheduler.policy.steady or not scheduler.running:
+            return None
+        admissible = takewhile(lambda _: not refused, scheduler.waiting)
+        for item in scheduler.policy.plan(admissible, tuple(scheduler.running), budget):
+            request, wanted = item
+            full, running = step.num_tokens == budget, request.status in (RUNNING, HELD)
+            if full and running:
+                step.bound.add("tokens")
+                break
+            if not full:
+                step.plan.append(item)
+            if running:
+                if wanted > 1 or request.num_computed_tokens < request.num_prompt_tokens:
+                    return None
+                padding = request.status is HELD
+                start = request.num_computed_tokens - padding
+                step.grants.append(Grant(request, start, 1, not padding, padding))
+                step.num_tokens += 1
+            elif not refused:
+                if not self._is_refused(request, min(wanted, budget - step.num_tokens)):
+                    return None
+                refused.append(request)
+                if not full:
+                    step.bound.add("pages" if scheduler.free_seats else "seats")
+        return step if any(grant.samples for grant in step.grants) else None
+
+    def _is_refused(self, newcomer: Request, tokens: int) -> bool:
+        """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        if scheduler.policy.make_way(newcomer, tuple(scheduler.running)):
+            return False
+        if not scheduler.free_seats or not pool.num_available:
+            return True
+        computed, shared, _, _ = find_start(newcomer, scheduler.prefix_cache)
+        stop = min(computed + tokens, newcomer.num_tokens)
+        need = pool.pages_for(max(reserve_of(scheduler.policy, newcomer), stop)) - len(shared)
+        return need > pool.num_available - pool.count_cached(shared)
+
+    # ---- how far the stretch goes --------------------------------------------------------------------------------
+
+    def _most_steps(self, decoding: list[Request]) -> int:
+        """Count the steps until somebody ends or, since pages are published then, fills a page."""
+        scheduler, size = self.scheduler, self.scheduler.pool.page_size
+        most = min(map(num_steps_alike, decoding))
+        # Everybody takes a page each `size` steps: a bound that costs nothing, before times are worked out.
+        most = min(most, size * (scheduler.pool.num_free // len(decoding) + 1))
+        if scheduler.prefix_cache.enabled:
+            most = min(most, *(size - request.num_computed_tokens % size for request in decoding))
+        return most
+
+    def _times(
+        self, step: SchedulerOutput, num_decoding: int, now: float, next_arrival: float, most: int
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Return when up to `most` steps start, how long they take, and when they end, in seconds."""
+        tokens, seqs, logits, context, *_ = StepShape.of(step.grants)
+        starts, elapsed, ends = list[float](), list[float](), list[float]()
+        seconds = self.runner.cost.seconds
+        for first in range(context, context + num_decoding * most, num_decoding):
+            step_s = seconds(StepShape(tokens, seqs, logits, first, 0, 0))
+            if now >= next_arrival or not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
+                break
+            starts.append(now)
+            elapsed.append(step_s)
+            now += step_s
+            ends.append(now)
+        return starts, elapsed, ends
+
+    def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
+        """Return who needs a page in which of the steps."""
+        size, takes = self.scheduler.pool.page_size, defaultdict[int, list[Request]](list)
+        for request in decoding:
+            room = len(request.pages) * size - request.num_computed_tokens
+            for nth in range(room, num_steps, size):
+                takes[nth].append(request)
+        return takes
+
+    def _steps_with_pages(self, takes: Takes, num_steps: int) -> int:
+        """Return how many steps find all their pages free; a contiguous run may not grow just because some are."""
+        pool = self.scheduler.pool
+        free = pool.num_free if pool.layout == "paged" else 0
+        for nth in sorted(takes):
+            free -= len(takes[nth])
+            if free < 0:
+                return nth
+        return num_steps
+
+    # ---- taking it -----------------------------------------------------------------------------------------------
+
+    def _take(self, takes: Takes, nth: int) -> list[tuple[int, Request, int]]:
+        """Take the pages of a step; return it, and who has how many now."""
+        for request in takes.get(nth, ()):
+            self.scheduler.pool.grow(request.pages, 1)
+        return [(nth, request, len(request.pages)) for request in takes.get(nth, ())]
+
+    def _advance(self, decoding: list[Request], num_steps: int) -> None:
+        """Have everybody make that many tokens."""
+        for request in decoding:
+            request.output_token_ids += [next_token(request)] * (num_steps - 1)
+            request.take(next_token(request))
+            request.num_computed_tokens += num_steps
+
+    def _advance_logged(
+        self, step: SchedulerOutput, decoding: list[Request], takes: Takes, starts: list[float], log: DecisionLog
+    ) -> list[tuple[int, Request, int]]:
+        """Do the same step by step, and tell the log of each."""
+        taken = []
+        for nth, start in enumerate(starts):
+            if nth:
+                taken += self._take(takes, nth)
+            log.begin(_later(step, nth), self.scheduler, start)
+            self._advance(decoding, 1)
+        return taken
+
+
+def _later(step: SchedulerOutput, num_steps: int) -> SchedulerOutput:
+    """Return the step that is like this one, so many steps later."""
+    grants = [
+        Grant(request, start if padding else start + num_steps, 1, samples, padding)
+        for request, start, _, samples, padding in step.grants
+    ]
+    return SchedulerOutput(step.step + num_steps, grants, plan=step.plan, bound=step.bound, num_tokens=step.num_tokens)

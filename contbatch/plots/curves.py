@@ -1,0 +1,82 @@
+"""One figure against another, a line for each of several servers."""
+
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from contbatch.checks import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+"""Okabe and Ito's, repeated if there are more lines; markers differ too, so that print shows them apart."""
+MARKERS = "osD^vP"
+
+
+def curves(
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    by: str,
+    xlabel: str = "",
+    ylabel: str = "",
+    limit: float | None = None,
+    limit_label: str = "",
+    log: str = "",
+    title: str = "",
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw a line for each value of column `by`, through its rows as they come.
+
+    For curves of latency against throughput, and the like.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row a point, such as `Result.summary()` of runs at several rates.
+    x, y, by : str
+        Columns: of either axis, and of the names of the lines.
+    xlabel, ylabel : str
+        Of the axes, with units; the columns' names if empty.
+    limit : float, optional
+        A latency that was promised: a dashed line across at this y.
+    limit_label : str
+        What stands beside it.
+    log : str
+        The axes that are logarithmic: "", "x", "y" or "xy".
+    title : str
+    ax : Axes, optional
+        Drawn into; a new figure if None.
+
+    Raises
+    ------
+    InvalidRequestError
+        A column that the table does not have.
+    """
+    for column in (x, y, by):
+        require(
+            column in table.columns, "a column of the table", column, f"one of {', '.join(map(str, table.columns))}"
+        )
+    require(log in ("", "x", "y", "xy"), "log", log, "'', 'x', 'y' or 'xy'")
+    ax = plt.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
+    for place, (server, rows) in enumerate(table.groupby(by, sort=False)):
+        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        ax.plot(rows[x], rows[y], label=str(server), color=colour, marker=marker, markersize=5)
+    ax.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
+    for axis in [ax.xaxis] * ("x" in log) + [ax.yaxis] * ("y" in log):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+    ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title)
+    if limit is not None:
+        ax.axhline(limit, color="#666666", linestyle="--", linewidth=1)
+        beside = ax.get_yaxis_transform()
+        ax.text(0.005, limit, limit_label, transform=beside, ha="left", va="bottom", size=8, color="#444444")
+    for text in ax.legend(fontsize=8, frameon=False).get_texts():
+        text.set_parse_math(False)
+    ax.grid(alpha=0.3)
+    return ax

@@ -1,0 +1,218 @@
+"""Skipping the planning of steps changes nothing but the time it takes."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from invariants import check
+from random_workloads import POLICIES, READY, WORKLOADS
+
+import contbatch as cb
+from contbatch.arrivals import AllAtOnce
+from contbatch.engine import Engine
+from contbatch.errors import DetailError, RunnerError
+from contbatch.fast_forward import FastForward
+from contbatch.lengths import Uniform
+from contbatch.policies import Policy, StaticBatching
+from contbatch.runners.simulated import SimulatedRunner
+from contbatch.workload import OpenLoop, Poisson
+
+COST = cb.Linear(
+    step_s=0.4,
+    token_s=0.03,
+    seq_s=0.01,
+    logits_s=0.002,
+    decode_context_s=7e-4,
+    prefill_pair_s=1e-4,
+    swapped_token_s=0.1,
+)
+CHANGED = ("num_free", "num_cached", "num_live", "num_evictions", "cached_pages")
+
+
+class CountingScheduler(cb.Scheduler):
+    """Counts its plans, and checks itself after every stretch."""
+
+    num_plans = 0
+
+    def schedule(self, now=0.0):
+        self.num_plans += 1
+        return super().schedule(now)
+
+    def skip(self, step, num_steps):
+        left = super().skip(step, num_steps)
+        check(self)
+        return left
+
+
+def run(requests, policy, limits, fast, cost=COST, logged=False, detail=True):
+    """Run requests; return the engine and the result."""
+    scheduler = CountingScheduler(policy, **limits)
+    runner = SimulatedRunner(cost, limits["page_size"])
+    fast_forward = FastForward(scheduler, runner) if fast else None
+    log = cb.DecisionLog() if logged else None
+    engine = Engine(scheduler, runner, log=log, fast_forward=fast_forward, detail=detail)
+    return engine, engine.run(requests)
+
+
+def same(workload, policy, limits, logged):
+    requests = [workload.requests() for _ in range(2)]
+    (engine, result), (fast, skipped) = (
+        run(each, policy, limits, fast, logged=logged) for each, fast in zip(requests, (False, True), strict=True)
+    )
+    for name in ("requests", "steps", "segments"):
+        assert getattr(skipped, name).equals(getattr(result, name)), name
+    assert skipped.token_s == result.token_s
+    assert skipped.decisions == result.decisions
+    assert fast.now == engine.now
+    for a, b in zip(*requests, strict=True):
+        assert (a.output_token_ids, a.finish_reason) == (b.output_token_ids, b.finish_reason)
+        assert (a.num_preemptions, a.num_swaps, a.num_cached_tokens) == (
+            b.num_preemptions,
+            b.num_swaps,
+            b.num_cached_tokens,
+        )
+    pools = [each.scheduler.pool for each in (engine, fast)]
+    assert len({tuple(getattr(pool, name) for name in CHANGED) for pool in pools}) == 1
+    assert len({tuple(pool.take(pool.num_available)) for pool in pools if pool.layout == "paged"}) <= 1, "free pages"
+    return engine, fast
+
+
+# Longer answers and a few more requests than elsewhere, so that there is something to skip.
+@st.composite
+def _longer(draw):
+    workload = draw(WORKLOADS)
+    limits = workload.limits | {
+        "num_pages": draw(st.integers(4, 60)),
+        "max_num_batched_tokens": draw(st.integers(1, 40)),
+    }
+    specs = [
+        (prompt, sampling.replace(max_tokens=draw(st.integers(1, 40))), at, salt)
+        for prompt, sampling, at, salt in workload.specs
+    ]
+    return replace(workload, limits=limits, specs=specs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_longer(), st.sampled_from(READY), st.booleans(), st.booleans())
+def test_nothing_but_the_number_of_plans_changes(workload, policy, logged, contiguous):
+    limits = workload.limits
+    if contiguous:
+        limits = limits | {"layout": "contiguous", "prefix_cache": False}
+    engine, fast = same(workload, policy, limits, logged)
+    assert fast.scheduler.num_plans <= engine.scheduler.num_plans
+    if not policy.steady:
+        assert fast.scheduler.num_plans == engine.scheduler.num_plans
+
+
+@settings(max_examples=100, deadline=None)
+@given(_longer(), POLICIES, st.booleans())
+def test_without_detail_the_same_figures(workload, policy, fast):
+    whole = run(workload.requests(), policy, workload.limits, fast)[1]
+    brief = run(workload.requests(), policy, workload.limits, fast, detail=False)[1]
+    assert brief.requests.equals(whole.requests)
+    assert (len(brief.segments), len(brief.token_s)) == (0, 0)
+    of_gaps = [name for name in whole.summary().index if name.startswith("itl_s")]
+    figures, expected = (result.summary().drop(of_gaps) for result in (brief, whole))
+    assert list(figures) == pytest.approx(list(expected), rel=1e-9, nan_ok=True)
+
+
+def test_a_row_without_detail_is_the_mean_of_its_steps(monkeypatch):
+    monkeypatch.setattr("contbatch.step_rows.SUMMED", 50)
+    limits = {"num_pages": 60, "page_size": 4, "max_num_seqs": 4}
+    load = Poisson(rate=0.1, num_requests=30, prompt=Uniform(1, 30), output=Uniform(1, 30))
+    whole, brief = (run(load.requests(), cb.ChunkedPrefill(), limits, True, detail=d)[1] for d in (True, False))
+    assert len(brief.steps) > 3
+    assert brief.steps.num_steps.sum() == len(whole.steps)
+    for row in brief.steps.to_dict("records"):
+        rows = whole.steps[whole.steps.step.between(row["step"], row["step"] + row["num_steps"] - 1)]
+        assert row["start_s"] == rows.start_s.iloc[0]
+        for name in set(row) - {"step", "start_s", "num_steps", "internal_slots"}:
+            assert row[name] == pytest.approx(rows[name].mean(), rel=1e-12), name
+    assert brief.summary()["duration_s"] == pytest.approx(whole.duration_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("what", ["itl_s", "waste"])
+def test_what_was_not_kept_is_an_error(what):
+    result = cb.simulate(Poisson(rate=1, num_requests=2), detail=False)
+    with pytest.raises(DetailError, match=f"{what}.* needs a run with detail=True"):
+        getattr(result, what)()
+
+
+# ---- what is skipped ---------------------------------------------------------------------------------------------
+
+
+def plans(requests, policy=None, **limits):
+    limits = {"num_pages": 1000, "page_size": 4} | limits
+    engine, result = run(requests, policy or cb.ChunkedPrefill(), limits, True)
+    return engine.scheduler.num_plans, len(result.steps)
+
+
+def crowd(n, prompt=5, output=100, **more):
+    return OpenLoop(arrivals=AllAtOnce(), num_requests=n, prompt=prompt, output=output, **more).requests()
+
+
+def test_decodes_are_not_planned():
+    assert plans(crowd(8)) == (1, 100)
+    assert plans(crowd(8), max_num_seqs=4) == (2, 200), "waiting for a seat"
+    assert plans(crowd(8), StaticBatching(4, pad=True), max_num_seqs=4) == (2, 200)
+    assert plans(crowd(4), cb.OneAtATime()) == (4, 400)
+    assert plans(crowd(8), cb.GuaranteedNoEvict(), num_pages=30) == (8, 800), "waiting for pages"
+
+
+def test_an_arrival_is_planned_for():
+    early, late = crowd(2)
+    late.arrival_time = 20.0
+    num_plans, num_steps = plans([early, late])
+    assert num_plans == 2
+    assert num_steps < 200
+
+
+def test_a_policy_that_promises_nothing_is_asked_before_every_step():
+    class Mine(cb.ChunkedPrefill):
+        pass
+
+    class Promised(cb.ChunkedPrefill):
+        steady = True
+
+    assert not Mine.steady
+    assert not Policy.steady
+    assert plans(crowd(2), Mine()) == (100, 100)
+    assert plans(crowd(2), Promised()) == (1, 100)
+    assert plans(crowd(2), cb.FairShare()) == (100, 100)
+    assert not any(policy.steady for policy in (cb.FairShare(), cb.DeadlineFirst(), cb.Policy()))
+
+
+def test_an_impossible_time_stops_the_run_at_its_step():
+    class Cost(cb.Linear):
+        def seconds(self, shape):
+            return inf if shape.decode_context > 50 else 1.0
+
+    scheduler = CountingScheduler(cb.ChunkedPrefill(), num_pages=100)
+    runner = SimulatedRunner(Cost())
+    engine = Engine(scheduler, runner, fast_forward=FastForward(scheduler, runner))
+    with pytest.raises(RunnerError, match="elapsed_s of step 46 must be finite"):
+        engine.run(crowd(1))
+    assert not engine.has_requests
+    assert scheduler.pool.num_available == 100
+
+
+def test_an_interrupt_in_a_stretch_leaves_a_usable_engine():
+    scheduler = CountingScheduler(cb.ChunkedPrefill(), num_pages=100)
+    runner = SimulatedRunner(COST)
+    engine = Engine(scheduler, runner, fast_forward=FastForward(scheduler, runner))
+    grow, calls = scheduler.pool.grow, []
+
+    def interrupted(pages, count):
+        calls.append(count)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return grow(pages, count)
+
+    scheduler.pool.grow = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(crowd(3))
+    check(scheduler)
+    assert scheduler.pool.num_available == 100
+    assert len(engine.run([cb.Request("next", [1], cb.SamplingParams(max_tokens=9))]).requests) == 1
