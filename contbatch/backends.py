@@ -1,32 +1,58 @@
-"""Runners of an exported model by name; each imports its runtime when it is made."""
+"""Runners by name; each imports its runtime when it is made, and exports the model in the type that it takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from contbatch.build import build
 from contbatch.errors import InvalidRequestError
 from contbatch.runners.model_runner import ModelRunner
 
 
-def _cpu(
-    path: Path, num_pages: int, page_size: int, num_host_pages: int, *, precision: str, num_threads: int | None
-) -> ModelRunner:
+def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.cpu import CPUModel
 
     model = CPUModel(
-        path, num_pages, page_size, precision=precision, num_threads=num_threads, num_host_pages=num_host_pages
+        build(source) / "model.onnx",
+        limits["num_pages"],
+        limits["page_size"],
+        precision=precision,
+        num_threads=num_threads,
+        num_host_pages=limits["num_host_pages"],
     )
     return ModelRunner(model)
 
 
-def _reference(
-    path: Path, num_pages: int, page_size: int, num_host_pages: int, *, precision: str, num_threads: int | None
-) -> ModelRunner:
+def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.reference import ReferenceModel
 
     if (precision, num_threads) != ("f32", None):
         options = f"precision {precision!r} and num_threads {num_threads}"
         raise InvalidRequestError(f"backend 'reference' has precision 'f32' and no num_threads, got {options}")
-    return ModelRunner(ReferenceModel(path, num_pages, page_size, num_host_pages))
+    sizes = limits["num_pages"], limits["page_size"], limits["num_host_pages"]
+    return ModelRunner(ReferenceModel(build(source) / "model.onnx", *sizes))
 
 
-BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference}
+def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+    from contbatch.runners.device import Device
+    from contbatch.runners.tensorrt import TensorRTModel
+    from contbatch.tensorrt_build import build_engine
+    from contbatch.tensorrt_library import import_tensorrt
+    from contbatch.tensorrt_limits import EngineLimits
+
+    dtypes = {"f16": "float16", "bf16": "bfloat16"}
+    if precision not in dtypes or num_threads is not None:
+        options = f"precision {precision!r} and num_threads {num_threads}"
+        raise InvalidRequestError(f"backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads, got {options}")
+    import_tensorrt()
+    Device().close()  # what is missing is told before the model is exported
+    names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"
+    model = build(source, dtypes[precision]) / "model.onnx"
+    folder = build_engine(model, EngineLimits(**{name: limits[name] for name in names}))
+    return ModelRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
+
+
+BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference, "tensorrt": _tensorrt}
+"""Each takes what `contbatch.catalog.fetch` found, and the scheduler's limits by name."""
+PRECISION = {"cpu": "f32", "reference": "f32", "tensorrt": "f16"}
+"""What a backend computes in unless it is told."""

@@ -4,22 +4,19 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from contbatch.cached_folder import TEMPORARY, code_hash, made_anew, problem_with, sha256_of, write_manifest
 from contbatch.errors import ModelFileError
 from contbatch.export import export_onnx, onnx_dtype, read_config, read_metadata, versions
 
 logger = logging.getLogger("contbatch")
 
-MODEL, DATA, MANIFEST = "model.onnx", "model.onnx.data", "manifest.json"
+MODEL, DATA = "model.onnx", "model.onnx.data"
 # Modules whose code shapes the exported file. Their hash is in the manifest: nobody has to remember to raise a number.
 _EXPORTER = (
     "export",
@@ -32,7 +29,7 @@ _EXPORTER = (
     "text_file",
     "weights",
 )
-_TEMPORARY, _HASHES, _DAY = ".build-", "sha256.json", 86400.0
+_HASHES = "sha256.json"
 
 
 def build(
@@ -82,14 +79,12 @@ def build(
     folder = cache / f"{source.name.removesuffix('.gguf')}-{dtype}-{source_sha256[:12]}"
     if not folder.exists():
         logger.info("exporting %s to %s", source.name, folder)
-    elif problem := _problem(folder, identity):
+    elif problem := problem_with(folder, identity):
         logger.warning("exporting %s again: %s %s", source.name, folder, problem)
     else:
         return folder
-    _remove_leftovers(cache)
-    with TemporaryDirectory(prefix=_TEMPORARY, dir=cache) as temporary:
-        _export(source, dtype, Path(temporary) / "new", identity)
-        _install(Path(temporary) / "new", folder, identity)
+    with made_anew(folder, identity) as new:
+        _export(source, dtype, new, identity)
     return folder
 
 
@@ -97,59 +92,8 @@ def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any])
     from contbatch.model import load_model
 
     path = export_onnx(load_model(source), folder / MODEL, dtype)
-    manifest = {
-        **identity,
-        "config": asdict(read_config(path)),
-        "weights_sha256": read_metadata(path)["weights_sha256"],
-        "files": {
-            MODEL: {"size": path.stat().st_size, "sha256": _sha256(path)},
-            DATA: {"size": (folder / DATA).stat().st_size},
-        },
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def _problem(folder: Path, identity: Mapping[str, Any]) -> str | None:
-    """Say what keeps a folder from being used as it is; None if nothing does."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for key, value in identity.items():
-            if manifest[key] != value:
-                return f"has {key} {manifest[key]}, now {value}"
-        for name, expected in manifest["files"].items():
-            size = (folder / name).stat().st_size
-            if size != expected["size"]:
-                return f"has {size} bytes of {name}, not {expected['size']}"
-        if _sha256(folder / MODEL) != manifest["files"][MODEL]["sha256"]:
-            return f"has another {MODEL} than its manifest says"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"is incomplete or has a malformed manifest ({error!r})"
-    return None
-
-
-def _install(new: Path, folder: Path, identity: Mapping[str, Any]) -> None:
-    """Move a finished folder into place, unless another process was faster; what stood there joins the temporary."""
-    for attempt in range(9):
-        try:
-            os.replace(new, folder)
-        except OSError:
-            if attempt == 8 or not folder.is_dir():
-                raise
-        else:
-            return
-        if _problem(folder, identity) is None:
-            return
-        with suppress(FileNotFoundError):
-            os.replace(folder, new.with_name(f"stale-{attempt}"))
-
-
-def _remove_leftovers(cache: Path) -> None:
-    """Remove what builds that were killed left behind; a live build is never a day old."""
-    for folder in cache.glob(f"{_TEMPORARY}*"):
-        with suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > _DAY:
-                shutil.rmtree(folder, ignore_errors=True)
+    config, weights_sha256 = asdict(read_config(path)), read_metadata(path)["weights_sha256"]
+    write_manifest(folder, identity, (MODEL,), (DATA,), config=config, weights_sha256=weights_sha256)
 
 
 def _source_sha256(source: Path, cache: Path) -> str:
@@ -162,9 +106,9 @@ def _source_sha256(source: Path, cache: Path) -> str:
     for file in files:
         size, mtime = file.stat().st_size, file.stat().st_mtime_ns
         entry = known.get(str(file))
-        found[str(file)] = entry if entry and entry[:2] == [size, mtime] else [size, mtime, _sha256(file)]
+        found[str(file)] = entry if entry and entry[:2] == [size, mtime] else [size, mtime, sha256_of(file)]
     if any(known.get(file) != entry for file, entry in found.items()):
-        with TemporaryDirectory(prefix=_TEMPORARY, dir=cache) as temporary:
+        with TemporaryDirectory(prefix=TEMPORARY, dir=cache) as temporary:
             part = Path(temporary) / _HASHES
             part.write_text(json.dumps(known | found, indent=2) + "\n", encoding="utf-8")
             os.replace(part, cache / _HASHES)
@@ -183,11 +127,5 @@ def _read_hashes(path: Path) -> dict[str, list[Any]]:
         return {}
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _exporter_hash() -> str:
-    code = b"".join(Path(__file__).with_name(f"{module}.py").read_bytes() for module in _EXPORTER)
-    return hashlib.sha256(code).hexdigest()[:12]
+    return code_hash(*(Path(__file__).with_name(f"{module}.py") for module in _EXPORTER))

@@ -68,7 +68,7 @@ def diagnose() -> Diagnosis:
     if missing:
         return Diagnosis(packages, gpus, gpu_problem, None, f"not installed: {', '.join(missing)}")
     reason = "its packages are installed" + (
-        "; there is a GPU, but no backend for it yet: only its kernels and TensorRT plugins exist" if gpus else ""
+        "; there is a GPU: backend 'tensorrt' can be asked for by name, but has never run on one" if gpus else ""
     )
     return Diagnosis(packages, gpus, gpu_problem, "cpu", reason)
 

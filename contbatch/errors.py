@@ -69,5 +69,13 @@ class KernelBuildError(ContbatchError, RuntimeError):
     """A GPU kernel could not be compiled, or its PTX is not of the form that a launcher expects."""
 
 
+class EngineBuildError(ContbatchError, RuntimeError):
+    """TensorRT refused a model, built no engine of it, or can't load one; the message holds TensorRT's own words."""
+
+
+class DeviceError(ContbatchError, RuntimeError):
+    """No usable GPU, too little of its memory, or a call of CUDA that failed; the message holds CUDA's own words."""
+
+
 class ExperimentError(ContbatchError, ValueError):
     """An experiment, or the text that one is to be read from, is wrong."""

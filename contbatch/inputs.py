@@ -36,13 +36,14 @@ class StepInputs:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sampled", "scored")}
 
 
-_TYPES = {
+TYPES: dict[str, tuple[np.dtype[np.integer], int]] = {
     "input_ids": (np.dtype(np.int64), 1),
     "cumulative_sequence_length": (np.dtype(np.int32), 1),
     "past_seqlens": (np.dtype(np.int32), 1),
     "block_table": (np.dtype(np.int32), 2),
     "logits_indices": (np.dtype(np.int64), 1),
 }
+"""Dtype and number of dimensions of the arrays that a model step takes."""
 
 
 def require_valid(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
@@ -50,7 +51,7 @@ def require_valid(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
 
     The range is that of token ids and of rows of logits; of the other three arrays the operator checks the values.
     """
-    for name, (dtype, ndim) in _TYPES.items():
+    for name, (dtype, ndim) in TYPES.items():
         array = inputs.get(name)
         if not isinstance(array, np.ndarray) or (array.dtype, array.ndim) != (dtype, ndim):
             found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"{array!r:.80}"

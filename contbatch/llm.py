@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from contbatch.backends import BACKENDS
+from contbatch.backends import BACKENDS, PRECISION
 from contbatch.beam_search import BeamSearchParams, beam_search
-from contbatch.build import build
 from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
 from contbatch.engine_run import OnFinish
@@ -35,10 +34,12 @@ class LLM:
     model : str or path
         A name of the catalogue ("smollm2-135m"), a GGUF file, or a Hugging Face directory. The first use downloads
         and exports it; later ones find the export in the cache (`contbatch.catalog.cache_dir`).
-    backend : {"cpu", "reference"}
+    backend : {"cpu", "reference", "tensorrt"}
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
-    precision : {"f32", "bf16"}
-        Arithmetic of the linear layers, and the type of the pages. "reference" computes in f32.
+        "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
+    precision : {"f32", "f16", "bf16"}, optional
+        Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default) or bf16, "reference" f32,
+        "tensorrt" f16 (its default) or bf16.
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
@@ -52,7 +53,7 @@ class LLM:
     layout : {"paged", "contiguous"}
         Whether a request's pages lie anywhere or side by side, see `Scheduler`.
     num_threads : int, optional
-        CPU threads; all cores if None. "reference" takes none.
+        CPU threads; all cores if None. Only "cpu" takes a number.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LLM:
         model: str | os.PathLike[str] = "smollm2-135m",
         *,
         backend: str = "cpu",
-        precision: str = "f32",
+        precision: str | None = None,
         policy: Policy | None = None,
         num_pages: int = 1024,
         page_size: int = 16,
@@ -79,11 +80,9 @@ class LLM:
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
-        self._name, self._precision = source.name, precision
+        self._name, self._precision = source.name, precision or PRECISION[backend]
         self.tokenizer = load_tokenizer(source)
-        path = build(source) / "model.onnx"
-        sizes = num_pages, page_size, num_host_pages
-        self.runner = BACKENDS[backend](path, *sizes, precision=precision, num_threads=num_threads)
+        self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)

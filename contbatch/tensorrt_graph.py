@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
 
 from contbatch.checks import require_counts
 from contbatch.errors import UnsupportedModelError
@@ -54,7 +54,46 @@ def write_tensorrt_onnx(model: str | os.PathLike[str], page_size: int = 16, num_
     domains = [opset for opset in proto.opset_import if opset.domain != "com.microsoft"]
     del proto.opset_import[:]
     proto.opset_import.extend([*domains, helper.make_opsetid(DOMAIN, 1)])
-    target = path.with_name(f"{path.stem}.tensorrt.onnx")
+    return _write(proto, path.with_name(f"{path.stem}.tensorrt.onnx"))
+
+
+def write_without_attention(model: str | os.PathLike[str]) -> Path:
+    """Write `model.segments.onnx` beside an exported model.onnx: all of it but the PagedAttention nodes.
+
+    What attention reads is an output then (`layers.0.qkv`, ...), what it makes an input (`layers.0.attention`, ...). A
+    compiler that has no such operator can build the rest, as TensorRT-RTX does in the tests, without a GPU.
+
+    Returns
+    -------
+    Path
+        The new file; it shares the weights of the exported one.
+    """
+    path = Path(model)
+    read_config(path)
+    proto = onnx.load(path, load_external_data=False)
+    graph = proto.graph
+    nodes = [node for node in graph.node if node.op_type == "PagedAttention"]
+    rest = [node for node in graph.node if node.op_type != "PagedAttention"]
+    types = {value.name: value.type for value in graph.value_info}
+    used = {name for node in rest for name in node.input}
+    inputs = [value for value in graph.input if value.name in used]
+    inputs += [helper.make_value_info(node.output[0], types[node.output[0]]) for node in nodes]
+    outputs = [value for value in graph.output if value.name == "logits"]
+    for node in nodes:
+        kind = types[node.output[0]].tensor_type.elem_type
+        outputs += [helper.make_tensor_value_info(name, kind, ["num_tokens", None]) for name in node.input[:3] if name]
+    initializers = [initializer for initializer in graph.initializer if initializer.name in used]
+    for field, values in (
+        *((graph.node, rest), (graph.input, inputs), (graph.output, outputs), (graph.initializer, initializers)),
+        (graph.value_info, []),
+        (proto.opset_import, [opset for opset in proto.opset_import if not opset.domain]),
+    ):
+        del field[:]
+        field.extend(values)
+    return _write(proto, path.with_name(f"{path.stem}.segments.onnx"))
+
+
+def _write(proto: ModelProto, target: Path) -> Path:
     part = target.with_suffix(".part")
     part.write_bytes(proto.SerializeToString())
     os.replace(part, target)

@@ -88,8 +88,8 @@ def test_each_source_and_dtype_has_its_folder(source, cache, loads, tmp_path):
 
 def test_source_is_hashed_once_until_it_changes(source, cache, loads, monkeypatch):
     hashed = []
-    sha256 = contbatch.build._sha256
-    monkeypatch.setattr(contbatch.build, "_sha256", lambda path: hashed.append(path.name) or sha256(path))
+    sha256 = contbatch.build.sha256_of
+    monkeypatch.setattr(contbatch.build, "sha256_of", lambda path: hashed.append(path.name) or sha256(path))
     folder = build(source, cache_dir=cache)
     build(source, cache_dir=cache)
     assert hashed.count("tiny.gguf") == 1

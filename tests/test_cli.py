@@ -78,7 +78,7 @@ def test_doctor_names_what_is_missing_and_how_to_install_it(monkeypatch, capsys)
     [
         (
             "print('NVIDIA H100, 9.0, 81559 MiB, 580.1')",
-            ["GPU: NVIDIA H100, 9.0, 81559 MiB, 580.1", "no backend for it"],
+            ["GPU: NVIDIA H100, 9.0, 81559 MiB, 580.1", "has never run on one"],
         ),
         ("print('NVIDIA A, 8.0, 1, 2'); print('NVIDIA B, 8.6, 1, 2')", ["GPU: NVIDIA A", "GPU: NVIDIA B"]),
         ("print('no devices were found'); exit(6)", ["GPU: none (nvidia-smi: no devices were found)"]),

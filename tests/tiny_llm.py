@@ -11,9 +11,9 @@ PROMPTS = [[5, 6, 7] * 6, [9] * 3, "the"]
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
-def write_tiny(folder):
+def write_tiny(folder, **config):
     ids = {"bos_token_id": TOKENS.index(BOS), "eos_token_id": TOKENS.index(EOS)}
-    write_hf(folder, llama(vocab_size=len(TOKENS)), **ids)
+    write_hf(folder, llama(vocab_size=len(TOKENS), **config), **ids)
     byte_level().save(str(folder / "tokenizer.json"))
     settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

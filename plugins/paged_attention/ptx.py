@@ -43,7 +43,7 @@ def compile_attention(variant: Variant, sm: int) -> Kernel:
     KernelBuildError
         The code needs more shared memory than a plain launch has, or hidden parameters that no launcher passes.
     """
-    _require(sm)
+    require(sm)
     from contbatch.plugins.paged_attention.triton_kernel import paged_attention
 
     absent = [*["key", "value"] * variant.packed, *["lse"] * (variant.num_splits == 1)]
@@ -59,14 +59,15 @@ def compile_attention(variant: Variant, sm: int) -> Kernel:
 
 def compile_combine(dtype: str, head_size: int, num_splits: int, sm: int) -> Kernel:
     """Compile `triton_combine.combine`, whose output has this dtype; raises as `compile_attention` does."""
-    _require(sm)
+    require(sm)
     from contbatch.plugins.paged_attention.triton_combine import combine
 
     types = {"partial": "*fp32", "lse": "*fp32", "num_rows": "i32", "output": f"*{DTYPES[dtype]}"}
     return _compile(combine, types, {"head_size": head_size, "num_splits": num_splits}, sm, num_warps=1, num_stages=1)
 
 
-def _require(sm: int) -> None:
+def require(sm: int) -> None:
+    """Raise `UnsupportedModelError` or `MissingDependencyError` unless kernels for `sm` can be compiled here."""
     if sm not in PTX_VERSIONS:
         raise UnsupportedModelError(f"kernels exist for SM {', '.join(map(str, PTX_VERSIONS))}, got {sm}")
     try:

@@ -1,0 +1,196 @@
+"""An exported model as a TensorRT engine, built once for this machine's GPU and kept beside the model.
+
+Never run on a GPU: docs/tensorrt.md lists what is unchecked.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from contbatch import cached_folder
+from contbatch.checks import require_counts
+from contbatch.errors import EngineBuildError
+from contbatch.export import read_config, read_metadata
+from contbatch.gpu_kernels import variants
+from contbatch.plugins.paged_attention import ptx
+from contbatch.runners.device import Device
+from contbatch.tensorrt_graph import write_tensorrt_onnx
+from contbatch.tensorrt_library import import_tensorrt, new_log
+from contbatch.tensorrt_limits import EngineLimits, Range
+from contbatch.tensorrt_progress import new_monitor
+
+logger = logging.getLogger("contbatch")
+ENGINE = "model.engine"
+_KERNELS = ("ptx", "tensorrt_plugin", "triton_combine", "triton_kernel", "variant")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What may differ between engines for the same steps; integers ≥ 1, else `InvalidRequestError`."""
+
+    num_splits: int = 1
+    """Programs that share one sequence's pages, see `contbatch.tensorrt_graph.write_tensorrt_onnx`."""
+    workspace_bytes: int = 2**30
+    """Scratch memory of the GPU that a kernel may use."""
+
+    def __post_init__(self) -> None:
+        require_counts(**asdict(self))
+
+
+def build_engine(
+    model: str | os.PathLike[str],
+    limits: EngineLimits,
+    options: BuildOptions | None = None,
+    *,
+    ordinal: int = 0,
+    progress: bool = True,
+) -> Path:
+    """Return the folder of the engine of an exported model for a GPU, built now unless a fitting one is there.
+
+    An engine that is stale, damaged or for another GPU, driver, TensorRT or other limits is built anew, with a message
+    to the "contbatch" logger, and never loaded.
+
+    Parameters
+    ----------
+    model : path
+        A file that `contbatch.export.export_onnx` wrote in float16 or bfloat16.
+    limits : EngineLimits
+        The largest step, and the pages.
+    options : BuildOptions, optional
+    ordinal : int
+        The GPU to build for and on.
+    progress : bool
+        Show a bar for each phase of the build.
+
+    Returns
+    -------
+    Path
+        `tensorrt-sm<compute capability>` beside the model: model.engine and manifest.json, which holds hashes,
+        versions, the GPU, the limits and the profiles.
+
+    Raises
+    ------
+    MissingDependencyError
+        TensorRT, PyCUDA or (to build) Triton is not installed.
+    DeviceError
+        There is no usable GPU.
+    UnsupportedModelError
+        No kernel for the GPU's architecture or for the model's head size or dtype.
+    EngineBuildError
+        TensorRT refused, for instance for lack of memory; the message holds its words.
+    ModelFileError, InvalidRequestError
+        The model is not an exported one, or an option is out of range.
+    """
+    trt, options, path = import_tensorrt(), options or BuildOptions(), Path(model)
+    with closing(Device(ordinal)) as device:
+        config, dtype = read_config(path), read_metadata(path).get("dtype", "?")
+        variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
+        graph = write_tensorrt_onnx(path, limits.page_size, options.num_splits)
+        profiles = limits.profiles(config)
+        identity = _identity(graph, limits, options, profiles, trt.__version__, device)
+        folder = path.parent / f"tensorrt-sm{device.sm}"
+        if not folder.exists():
+            logger.info("building %s for %s", folder, device.name)
+        elif problem := cached_folder.problem_with(folder, identity):
+            logger.warning("building %s again: it %s", folder, problem)
+        else:
+            return folder
+        ptx.require(device.sm)
+        _register(device.sm)
+        with cached_folder.made_anew(folder, identity) as new:
+            with device.current():
+                engine = build_plan(trt, graph, profiles, options, device.sm, progress)
+            (new / ENGINE).write_bytes(engine)
+            tools = {"triton": version("triton")}
+            cached_folder.write_manifest(new, identity, (ENGINE,), config=asdict(config), tools=tools)
+    return folder
+
+
+def _register(sm: int) -> None:
+    from contbatch.plugins.paged_attention.tensorrt_plugin import register  # imports TensorRT
+
+    register(sm)
+
+
+def _identity(
+    graph: Path,
+    limits: EngineLimits,
+    options: BuildOptions,
+    profiles: Mapping[str, Mapping[str, Range]],
+    tensorrt: str,
+    device: Device,
+) -> dict[str, Any]:
+    """Return all that an engine depends on, as its manifest will have it."""
+    metadata = read_metadata(graph)
+    identity = {
+        "onnx_sha256": cached_folder.sha256_of(graph),
+        "weights_sha256": metadata["weights_sha256"],
+        "dtype": metadata["dtype"],
+        "versions": {"tensorrt": tensorrt, "cuda_driver": device.driver},
+        "kernels": cached_folder.code_hash(*(Path(ptx.__file__).with_name(f"{name}.py") for name in _KERNELS)),
+        "gpu": {"name": device.name, "sm": device.sm},
+        "limits": asdict(limits),
+        "options": asdict(options),
+        "profiles": profiles,
+    }
+    unchanged: dict[str, Any] = json.loads(json.dumps(identity))  # but for tuples, which become lists
+    return unchanged
+
+
+def build_plan(
+    trt: Any,
+    graph: Path,
+    profiles: Mapping[str, Mapping[str, Range]],
+    options: BuildOptions,
+    sm: int,
+    progress: bool,
+) -> Any:
+    """Return the serialized engine of an ONNX file, a buffer; the work of `build_engine` that TensorRT does.
+
+    Beside the file it keeps the builder's measurements, `timings-sm<SM>.cache`, for the next build.
+    """
+    log = new_log(trt)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(graph)):
+        told = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise EngineBuildError(f"{graph}: TensorRT's parser refuses it: {told}; {log.words()}")
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    for name, ranges in profiles.items():
+        profile = builder.create_optimization_profile()
+        for tensor, shapes in ranges.items():
+            profile.set_shape(tensor, *shapes)
+        if config.add_optimization_profile(profile) < 0:
+            raise EngineBuildError(f"{graph}: TensorRT refuses the profile {name}: {log.words()}")
+    timings = graph.with_name(f"timings-sm{sm}.cache")
+    cache = _timing_cache(config, timings)
+    with new_monitor(trt, progress) as monitor:
+        config.progress_monitor = monitor
+        engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise EngineBuildError(f"{graph}: TensorRT built no engine: {log.words()}")
+    part = timings.with_suffix(".part")
+    part.write_bytes(cache.serialize())
+    os.replace(part, timings)
+    return engine
+
+
+def _timing_cache(config: Any, timings: Path) -> Any:
+    """Give the builder what earlier builds measured, as far as it fits this GPU and TensorRT; return the cache."""
+    if timings.exists():
+        cache = config.create_timing_cache(timings.read_bytes())
+        if config.set_timing_cache(cache, ignore_mismatch=False):
+            return cache
+        logger.warning("%s is of another GPU or TensorRT: timings are measured again", timings)
+    cache = config.create_timing_cache(b"")
+    config.set_timing_cache(cache, ignore_mismatch=False)
+    return cache

@@ -1,0 +1,197 @@
+"""One-shot check on a machine with a GPU: minutes, no network, one table at the end. NEVER RUN ON A GPU so far.
+
+    python scripts/gpu_check.py prepare FOLDER --sm 90     # anywhere with Triton: a small model and its kernels as PTX
+    python scripts/gpu_check.py run FOLDER                 # on the GPU: PyCUDA; TensorRT, cuda-bindings if there
+    python scripts/gpu_check.py run FOLDER --dry-run       # without a GPU: the executable spec in place of the kernels
+
+The exit status is 1 if a check failed. Checks that a machine can't do are skipped, with the reason in the table.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from gpu_launch import GPU, GUARD, PAGE_SIZE, SIZES, DryRun, attributes_of, make_step
+
+from contbatch.errors import ContbatchError, DeviceError
+from contbatch.export import export_onnx
+from contbatch.gpu_kernels import MANIFEST, export_ptx
+from contbatch.model import random_model
+from contbatch.runners.reference import ReferenceModel
+
+CASES = {
+    "decode": [(37, 1), (0, 1), (511, 1), (16, 1)],
+    "prompts": [(0, 33), (0, 1), (0, 130)],
+    "mixed": [(15, 2), (0, 50), (100, 1), (7, 0), (48, 17)],
+    "257 sequences": [(i % 40, 1) for i in range(257)],
+}
+"""Tokens in pages already, and new ones, of each sequence."""
+SEQUENCES, CONTEXTS = (1, 8, 64, 256), (128, 1024, 8192)
+"""Of the timings."""
+STEP = 2.0**-10
+"""Relative rounding of float16, twice."""
+Row = tuple[str, str, str]
+Kernels = list[tuple[dict[str, Any], bytes]]
+
+
+def check_cases(gpu: Any, kernels: Kernels) -> Iterator[Row]:
+    """Compare with the executable spec: output, caches updated in place, and the pages around them."""
+    for kernel, ptx in kernels:
+        for name, lengths in CASES.items():
+            step = make_step(lengths)
+            before = [cache.copy() for cache in step.caches]
+            expected, *caches = step.expected(attributes_of(kernel))
+            output, *_ = gpu.launch(kernel, ptx, step)
+            pairs = [(output, expected), *zip((c[GUARD:-GUARD] for c in step.caches), caches, strict=True)]
+            errors = [float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs]
+            close = all(np.allclose(a.astype(np.float64), b, rtol=4 * STEP, atol=12 * STEP) for a, b in pairs)
+            guards = slice(GUARD), slice(-GUARD, None)
+            held = all((new[g] == old[g]).all() for new, old in zip(step.caches, before, strict=True) for g in guards)
+            told = f"largest error {max(errors):.1e}; guard pages {'untouched' if held else 'OVERWRITTEN'}"
+            yield f"{name}, tactic {kernel['tactic']}", "PASS" if close and held else "FAIL", told
+
+
+def check_graph(gpu: Any, kernels: Kernels) -> Iterator[Row]:
+    """Capture a launch, replay it, and compare."""
+    from cuda.bindings import driver as cu
+
+    kernel, ptx = kernels[0]
+    output, _, (queue, target) = gpu.launch(kernel, ptx, make_step(CASES["decode"]))
+    stream = gpu.cuda.Stream()
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    results = [cu.cuStreamBeginCapture(stream.handle, mode)]
+    queue(stream)
+    results.append(captured := cu.cuStreamEndCapture(stream.handle))
+    results.append(made := cu.cuGraphInstantiate(captured[1], 0))
+    gpu.cuda.memset_d8(target, 0, output.nbytes)
+    results.append(cu.cuGraphLaunch(made[1], stream.handle))
+    stream.synchronize()
+    replayed = np.empty_like(output)
+    gpu.cuda.memcpy_dtoh(replayed, target)
+    same = replayed.tobytes() == output.tobytes() and not any(int(result[0]) for result in results)
+    yield "CUDA graph", "PASS" if same else "FAIL", "replayed output is the same, bit by bit" if same else str(results)
+
+
+def check_speed(gpu: Any, kernels: Kernels) -> Iterator[Row]:
+    """Time decoding: bytes of keys and values per second, as a part of what a copy reaches."""
+    rate = gpu.copy_rate()
+    yield "copy", "INFO", f"{rate / 1e9:,.0f} GB/s"
+    for num_seqs in SEQUENCES:
+        for context in CONTEXTS:
+            step = make_step([(context - 1, 1)] * num_seqs, filled=False)
+            num_bytes = num_seqs * context * 2 * SIZES["kv_num_heads"] * SIZES["head_size"] * 2
+            seconds = {kernel["tactic"]: gpu.launch(kernel, ptx, step)[1]() for kernel, ptx in kernels}
+            told = [f"tactic {n}: {s * 1e6:,.0f} us, {num_bytes / s / rate:.0%}" for n, s in seconds.items()]
+            yield f"decode {num_seqs} × {context}", "INFO", "; ".join(told)
+
+
+def check_engine(folder: Path) -> Iterator[Row]:
+    """Compare a whole engine with ONNX's evaluator."""
+    from contbatch.runners.tensorrt import TensorRTModel
+    from contbatch.tensorrt_build import build_engine
+    from contbatch.tensorrt_limits import EngineLimits
+
+    path, began = folder / "model.onnx", perf_counter()
+    model = TensorRTModel(build_engine(path, EngineLimits(8, 64, 32, PAGE_SIZE), progress=False), 32)
+    yield "engine", "INFO", f"built and loaded in {perf_counter() - began:.1f} s"
+    reference, ids, worst = ReferenceModel(path, 32, PAGE_SIZE), np.arange(40) * 7 % 256, 0.0
+    for start, stop in ((0, 30), (30, 39), (39, 40)):
+        feed: dict[str, np.ndarray] = {"input_ids": ids[start:stop], "past_seqlens": np.array([start], np.int32)}
+        feed |= {"cumulative_sequence_length": np.array([0, stop - start], np.int32)}
+        feed |= {"block_table": np.array([[5, 3, 9]], np.int32)}
+        feed |= {"logits_indices": np.arange(stop - start)}
+        worst = max(worst, float(np.abs(model.forward(feed) - reference.forward(feed)).max()))
+    model.close()
+    limit = 64 * STEP * 4  # logits have a standard deviation of about 4
+    yield "engine, logits", "PASS" if worst < limit else "FAIL", f"largest difference {worst:.1e}, limit {limit:.1e}"
+
+
+def check_memory(folder: Path) -> Iterator[Row]:
+    """Repeat the cases under NVIDIA's compute-sanitizer."""
+    if not (tool := shutil.which("compute-sanitizer")):
+        yield "compute-sanitizer", "SKIP", "not on the PATH"
+        return
+    command = [tool, "--error-exitcode", "3", sys.executable, __file__, "run", str(folder), "--only", "cases"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    yield "compute-sanitizer", "FAIL" if done.returncode else "PASS", last
+
+
+def prepare(folder: Path, sms: list[int]) -> int:
+    """Write what a GPU machine needs, so that it needs no Triton for the kernels alone."""
+    model = export_onnx(random_model(0, max_position=16384, **SIZES), folder / "model.onnx", "float16")
+    print(export_ptx(model, sms, PAGE_SIZE))
+    return 0
+
+
+def run(folder: Path, dry: bool, only: str | None) -> int:
+    """Do all checks that can be done, then print the table; return the exit status."""
+    gpu: Any = DryRun() if dry else GPU()
+    with nullcontext() if dry else gpu.device.current():
+        return _run(gpu, folder, dry, only)
+
+
+def _run(gpu: Any, folder: Path, dry: bool, only: str | None) -> int:
+    manifest = json.loads((folder / "ptx" / MANIFEST).read_text(encoding="utf-8"))
+    mine = [k for k in manifest["kernels"] if dry or k["sm"] == gpu.device.sm]
+    kernels = [(k, (folder / "ptx" / k["file"]).read_bytes()) for k in mine if k["sm"] == mine[0]["sm"]]
+    if not kernels:
+        raise DeviceError(f"{folder} has no kernels for {gpu.name}: prepare it with --sm {gpu.device.sm}")
+    checks: dict[str, Callable[[], Iterator[Row]]] = {
+        "cases": lambda: check_cases(gpu, kernels),
+        "graph": lambda: check_graph(gpu, kernels),
+        "engine": lambda: check_engine(folder),
+        "memory": lambda: check_memory(folder),
+        "speed": lambda: check_speed(gpu, kernels),
+    }
+    rows: list[Row] = []
+    for name, check in checks.items():
+        if only not in (None, name):
+            continue
+        if dry and name in ("graph", "engine", "memory", "speed"):
+            rows.append((name, "SKIP", "dry run"))
+            continue
+        print(f"checking {name} ...", flush=True)
+        try:
+            rows += check()
+        except (ContbatchError, ImportError) as error:
+            rows.append((name, "SKIP" if isinstance(error, ImportError) else "FAIL", f"{error}"))
+        except Exception as error:  # of CUDA or TensorRT: the other checks still tell something
+            rows.append((name, "FAIL", repr(error)))
+    print(f"\n{gpu.name}")
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    for row in rows:
+        print(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}")
+    return int(any(row[1] == "FAIL" for row in rows))
+
+
+def main() -> int:
+    """Run one of the two commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["prepare", "run"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sm", type=int, nargs="+", default=[90], help="of prepare: compute capabilities (90)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="of run: no GPU, the executable spec in place of kernels"
+    )
+    parser.add_argument("--only", choices=["cases", "graph", "engine", "memory", "speed"])
+    options = parser.parse_args()
+    try:
+        if options.command == "prepare":
+            return prepare(options.folder, options.sm)
+        return run(options.folder, options.dry_run, options.only)
+    except ContbatchError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""A real library of NVIDIA's, TensorRT-RTX, builds what we export, by our own builder: all but attention, and no GPU.
+
+It has TensorRT's parser, networks and builder interface, but takes no plugins and makes code for consumers' GPUs. It
+runs in a process of its own: where it is asked for something that it hasn't, it aborts.
+"""
+
+import importlib.util
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import onnx
+import pytest
+
+from contbatch.errors import EngineBuildError
+from contbatch.export import export_onnx, read_config
+from contbatch.model import random_model
+from contbatch.tensorrt_build import BuildOptions, build_plan
+from contbatch.tensorrt_graph import write_without_attention
+from contbatch.tensorrt_limits import EngineLimits
+
+if not importlib.util.find_spec("tensorrt_rtx_bindings"):
+    pytest.skip("TensorRT-RTX is missing: pip install 'contbatch[ptx]' (Linux)", allow_module_level=True)
+
+SIZES = {"num_heads": 6, "kv_num_heads": 2, "head_size": 64, "hidden_size": 384, "intermediate_size": 512}
+FORMS = {
+    "llama": {},
+    "qwen2": {"attention_bias": True, "tie_word_embeddings": True},
+    "qwen3": {"qk_norm": True, "tie_word_embeddings": True},
+}
+LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, num_pages=100, page_size=16)
+
+
+@pytest.fixture(scope="module")
+def process():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+def plan_of(graph, profiles):
+    import tensorrt_rtx_libs  # noqa: F401 - loads the library
+    import tensorrt_rtx_bindings as trt  # isort: skip
+
+    return (graph.parent / "plan").write_bytes(build_plan(trt, graph, profiles, BuildOptions(), 120, False))
+
+
+def profiles_of(graph, config):
+    """The ranges of the engine's inputs that are left, and of what attention makes."""
+    names = {value.name for value in onnx.load(graph, load_external_data=False).graph.input}
+    width = config.num_heads * config.head_size
+    found = {}
+    for profile, ranges in LIMITS.profiles(config).items():
+        rows = [(*shape, width) for shape in ranges["input_ids"]]
+        attention = {f"layers.{i}.attention": rows for i in range(config.num_layers)}
+        found[profile] = {name: shapes for name, shapes in (ranges | attention).items() if name in names}
+    assert set(found["decode"]) == names
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_it_builds_what_we_export(form, dtype, process, tmp_path):
+    model = export_onnx(random_model(0, **SIZES | form), tmp_path / "model.onnx", dtype)
+    graph, config = write_without_attention(model), read_config(model)
+    num_bytes = process.submit(plan_of, graph, profiles_of(graph, config)).result()
+    weights = (tmp_path / "model.onnx.data").stat().st_size
+    assert 0.5 * weights < num_bytes < 2 * weights
+    assert (tmp_path / "timings-sm120.cache").exists()
+    assert process.submit(plan_of, graph, profiles_of(graph, config)).result()  # with the timings of the first build
+
+
+def test_its_words_are_told(process, tmp_path):
+    model = export_onnx(random_model(0, **SIZES), tmp_path / "model.onnx", "float16")
+    graph, config = write_without_attention(model), read_config(model)
+    profiles = profiles_of(graph, config)
+    profiles["decode"].pop("input_ids")
+    with pytest.raises(EngineBuildError, match=r"(?s)model.segments.onnx: TensorRT .*input_ids"):
+        process.submit(plan_of, graph, profiles).result()
+    graph.write_bytes(graph.read_bytes().replace(b"Sigmoid", b"Sigmund"))
+    with pytest.raises(EngineBuildError, match=r"parser refuses it: .*Sigmund"):
+        process.submit(plan_of, graph, profiles).result()
