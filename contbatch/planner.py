@@ -20,12 +20,13 @@ SWAPPED, FORKING = RequestStatus.SWAPPED, RequestStatus.FORKING
 
 
 class Planner:
-    """Turns the plan of a scheduler's policy into grants, admissions and preemptions.
+    """Follows the plan of a scheduler's policy, item by item, into grants, admissions, preemptions and page moves.
 
     Three rules keep every workload going. A step admits or preempts, never both, unless the policy makes running
-    requests give way to a newcomer. Whoever the plan names first is served
-    first: it may take the pages of those ranked below, so it always gets on. And an admission leaves the running the
-    pages they need for a token each, so newcomers never starve them.
+    requests give way to a newcomer. Whoever the plan names first is served first: it may take the pages of those ranked
+    below, so it always gets on, at the latest in the next step if others were just admitted. And an admission leaves as
+    many pages as the running need for a token each, so newcomers never starve them; in contiguous memory these may lie
+    apart, and who can't grow then begins again elsewhere or preempts.
     """
 
     def __init__(self, scheduler: "Scheduler", step: SchedulerOutput) -> None:
@@ -92,6 +93,8 @@ class Planner:
         self.step.grants.append(Grant(request, request.num_computed_tokens - 1, 1, samples=False, padding=True))
         self.step.num_tokens += 1
 
+    # ---- the waiting -------------------------------------------------------------------------------------------------
+
     def _admit(self, request: Request, tokens: int) -> None:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler, pool = self.scheduler, self.pool
@@ -127,6 +130,11 @@ class Planner:
             return start, need, ("pages",)
         return start, need, () if pool.can_take(need) else ("pages", "fragmentation")
 
+    def _owed(self) -> int:
+        """Pages that the running still to be served need for a token each."""
+        to_come = (r for r in self.scheduler.running if r.status is RUNNING and r.request_id not in self.seen)
+        return sum(self.pool.pages_for(r.num_computed_tokens + 1) > len(r.pages) for r in to_come)
+
     def _move_in(self, request: Request, first: int, partial: int | None) -> None:
         """Have the pages from place `first` on filled, which a request just admitted does not share with others."""
         if partial is not None:
@@ -134,23 +142,6 @@ class Planner:
         back = zip(request.host_pages[first:], request.pages[first:], strict=False)
         self.step.moves += [PageMove("in", host, page) for host, page in back]
         self.step.moved.append(request)
-
-    def _note_budget(self, rest: Plan) -> None:
-        """Note whether the budget, now used up, is what kept more of the plan out."""
-        request, wanted = self.step.plan[-1]
-        grant = self.step.grants[-1]
-        cut = grant.request is request and grant.num_tokens < min(wanted, request.num_uncomputed_tokens)
-        if cut or any(self._would_go_on(r) for r, _ in rest):
-            self.step.bound.add("tokens")
-
-    def _would_go_on(self, request: Request) -> bool:
-        """Whether the step, had it any budget left, would turn to a request that the plan names."""
-        if request.status in (RUNNING, HELD):
-            return True
-        if self.admitting and request not in self.step.preempted:
-            self.admitting = not self._fit(request, 1)[-1]
-            return self.admitting
-        return False
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
@@ -162,7 +153,8 @@ class Planner:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]
         shared = self.scheduler.prefix_cache.find(newcomer)  # and no pages of its kin, who may be among the victims
-        stop = min(newcomer.num_computed_tokens + len(shared) * self.pool.page_size + tokens, newcomer.num_tokens)
+        start = max(newcomer.num_computed_tokens, len(shared) * self.pool.page_size)
+        stop = min(start + tokens, newcomer.num_tokens)
         need = self.pool.pages_for(max(reserve_of(policy, newcomer), stop)) - len(shared)
         held = self.pool.count_exclusive(page for r in victims for page in r.pages)
         if need > self.pool.num_available + held:
@@ -172,6 +164,8 @@ class Planner:
             self._preempt(victim)
             self.admitting = True
             self._admit(newcomer, tokens)
+
+    # ---- the running that need pages ---------------------------------------------------------------------------------
 
     def _has_room(self, request: Request, tokens: int) -> bool:
         """Take the pages that `tokens` more tokens need; False if too few are free."""
@@ -188,11 +182,6 @@ class Planner:
         request.num_computed_tokens = 0
         self.step.restarted.append(request)
         return True
-
-    def _owed(self) -> int:
-        """Pages that the running still to be served need for a token each."""
-        to_come = (r for r in self.scheduler.running if r.status is RUNNING and r.request_id not in self.seen)
-        return sum(self.pool.pages_for(r.num_computed_tokens + 1) > len(r.pages) for r in to_come)
 
     def _preempt_for(self, request: Request, tokens: int, plan: Plan) -> Plan:
         """Preempt those that the policy chooses until `request` has room; return the rest of the plan.
@@ -234,3 +223,22 @@ class Planner:
             victim.num_swaps += 1
         else:
             victim.num_computed_tokens, victim.status = 0, PREEMPTED
+
+    # ---- which limits were binding -----------------------------------------------------------------------------------
+
+    def _note_budget(self, rest: Plan) -> None:
+        """Note whether the budget, now used up, is what kept more of the plan out."""
+        request, wanted = self.step.plan[-1]
+        grant = self.step.grants[-1]
+        cut = grant.request is request and grant.num_tokens < min(wanted, request.num_uncomputed_tokens)
+        if cut or any(self._would_go_on(r) for r, _ in rest):
+            self.step.bound.add("tokens")
+
+    def _would_go_on(self, request: Request) -> bool:
+        """Whether the step, had it any budget left, would turn to a request that the plan names."""
+        if request.status in (RUNNING, HELD):
+            return True
+        if self.admitting and request not in self.step.preempted:
+            self.admitting = not self._fit(request, 1)[-1]
+            return self.admitting
+        return False

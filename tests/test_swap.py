@@ -287,3 +287,31 @@ def test_a_move_beyond_the_pages_is_refused_and_nothing_is_moved(move, message):
     with pytest.raises(RunnerError, match=message):
         move_pages([PageMove("copy", 0, 1), move], device, host)
     np.testing.assert_array_equal(device[0], np.arange(4))
+
+
+class Scripted(Policy):
+    """Plans what a list says, by name and tokens, then everything; x makes way."""
+
+    def __init__(self, *script):
+        self.script = list(script)
+
+    def plan(self, waiting, running, budget):
+        everybody = {r.request_id: r for r in (*running, *waiting)}
+        chosen = self.script.pop(0) if self.script else dict.fromkeys(everybody, 99)
+        return ((everybody[name], min(n, everybody[name].num_uncomputed_tokens)) for name, n in chosen.items())
+
+    def make_way(self, newcomer, running):
+        return [r for r in running if r.request_id == "x"]
+
+
+def test_pages_that_are_on_the_host_and_in_the_cache_are_not_counted_twice_before_others_make_way():
+    """w has 4 tokens on the host; y holds the same page. w needs one page for 4 more, and x has just one."""
+    w, y, x = (ask("w", [1] * 4 + [2] * 7, 2), ask("y", [1] * 4 + [3] * 3, 6), ask("x", [4] * 4, 2))
+    script = {"w": 4}, {"y": 3, "x": 4}, {"y": 1}, {"y": 1}, {"y": 1, "x": 1}, {"w": 4}
+    scheduler = scheduler_of(Scripted(*script), w, y, x, num_pages=4, prefix_cache=True, num_host_pages=1)
+    steps = serve(scheduler, 5)
+    assert (w.status, w.num_computed_tokens) == (SWAPPED, 4)
+    steps += serve(scheduler, 1)
+    assert table(steps) == ["w4", "y3 x4", "y1", "y1", "y1 -w", "w4 -x"]
+    serve(scheduler)
+    assert [r.output_token_ids for r in (w, y, x)] == [solo(r)[0] for r in (w, y, x)]
