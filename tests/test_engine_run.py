@@ -78,7 +78,7 @@ def test_those_who_follow_the_rejected_come():
 
 def test_a_simulation_shows_its_time(monkeypatch):
     bar = Bar()
-    monkeypatch.setattr("contbatch.run.progress_bar", bar)
+    monkeypatch.setattr("contbatch.engine_run.progress_bar", bar)
     load = cb.Poisson(rate=1, num_requests=30, output=Uniform(1, 50))
     result = cb.simulate(load, progress=True)
     assert (bar.unit, bar.shown, bar.total) == ("s", True, max(turn.delay_s for turn in load.turns()))
