@@ -13,6 +13,13 @@ from contbatch.errors import InvalidRequestError, MissingDependencyError, ModelF
 from contbatch.policies import ChunkedPrefill, Orca
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTBATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     with cb.LLM(write_tiny(tmp_path_factory.mktemp("tiny")), num_pages=40, page_size=4, num_host_pages=8) as made:
