@@ -59,10 +59,10 @@ table = cb.sweep(points, progress=False)
 print(table[["policy", "rate", "output_tokens_per_s", "normalized_latency_s_mean", "mean_seqs"]].round(2).to_string(index=False))
 
 # %%
-cb.plots.curves(
+axis = cb.plots.curves(
     table, "rate", "normalized_latency_s_mean", by="policy", log="xy",
     xlabel="rate [requests/s]", ylabel="mean latency per token [s]", title="OPT-13B on one A100, simulated; 200 requests a point",
-);
+)
 
 # %% [markdown]
 # ## What was binding?
@@ -85,7 +85,7 @@ grid = cb.sweep(
     (busy.replace(max_num_seqs=seats, num_pages=pages) for seats in (8, 16, 32, 64) for pages in (128, 256, 512, 1024)),
     progress=False,
 )
-cb.plots.heat_map(grid, "max_num_seqs", "num_pages", "ttft_s_mean", number=".1f", label="mean time to first token [s]");
+cb.plots.heat_map(grid, "max_num_seqs", "num_pages", "ttft_s_mean", number=".1f", label="mean time to first token [s]")
 print(grid.pivot(index="num_pages", columns="max_num_seqs", values="ttft_s_mean").round(1).to_string())
 
 # %% [markdown]
