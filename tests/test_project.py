@@ -40,3 +40,8 @@ def sources():
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_short_enough_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_no_path_of_the_machine_that_ran_a_notebook_is_in_it(path):
+    assert re.findall(r"(?:/tmp|/root|/home|/Users)/[\w.-]*", path.read_text(encoding="utf-8")) == []
