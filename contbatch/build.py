@@ -70,12 +70,8 @@ def build(
     cache = Path(cache_dir).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
     source_sha256 = _source_sha256(source, cache)
-    identity = {
-        "source": {"name": source.name, "sha256": source_sha256},
-        "dtype": dtype,
-        "versions": versions(),
-        "exporter": _exporter_hash(),
-    }
+    hashed = {"name": source.name, "sha256": source_sha256}
+    identity = {"source": hashed, "dtype": dtype, "versions": versions(), "exporter": _exporter_hash()}
     folder = cache / f"{source.name.removesuffix('.gguf')}-{dtype}-{source_sha256[:12]}"
     if not folder.exists():
         logger.info("exporting %s to %s", source.name, folder)

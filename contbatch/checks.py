@@ -1,8 +1,12 @@
 """Checks of values from outside: a bad one raises a typed error that names it and its limit."""
 
 import math
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from contbatch.errors import ContbatchError, InvalidRequestError
+
+T = TypeVar("T")
 
 
 def require(
@@ -39,3 +43,11 @@ def require_counts(**values: object) -> None:
     """Raise `InvalidRequestError` for the first value that is no integer ≥ 1."""
     for name, value in values.items():
         require(is_int(value, 1), name, value, "an integer ≥ 1")
+
+
+def replaced(value: T, changes: dict[str, Any], error: type[ContbatchError] = InvalidRequestError) -> T:
+    """Return a copy of a dataclass instance with some fields changed; `error` for a field that it does not take."""
+    names = [f.name for f in fields(value) if f.init]  # type: ignore[arg-type]
+    unknown = sorted(set(changes) - set(names))
+    require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}", error)
+    return replace(value, **changes)  # type: ignore[type-var]

@@ -1,11 +1,11 @@
 """An experiment: a workload, a policy, a backend and the limits between them."""
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from contbatch.checks import require, require_counts
+from contbatch.checks import replaced, require, require_counts
 from contbatch.description import describe, digest, restore
 from contbatch.errors import ExperimentError
 from contbatch.metrics import Result
@@ -69,10 +69,7 @@ class Experiment:
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; an unknown field raises `ExperimentError`."""
-        names = [f.name for f in fields(self)]
-        unknown = sorted(set(changes) - set(names))
-        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
-        return replace(self, **changes)
+        return replaced(self, changes, ExperimentError)
 
     @property
     def hash(self) -> str:

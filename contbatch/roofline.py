@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, require, require_seconds
+from contbatch.checks import is_int, is_real, replaced, require, require_seconds
 from contbatch.errors import CostModelError
 from contbatch.hardware import DTYPE_BYTES, Hardware, hardware
 from contbatch.model import ModelConfig
@@ -142,7 +142,4 @@ class Roofline:
 
     def replace(self, **changes: Any) -> "Roofline":
         """Return a copy with some fields changed; an unknown field raises `CostModelError`."""
-        names = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
-        unknown = sorted(set(changes) - set(names))
-        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
-        return Roofline(**{**{name: getattr(self, name) for name in names}, **changes})
+        return replaced(self, changes, CostModelError)

@@ -1,9 +1,9 @@
 """How the tokens of a request are chosen, and when it ends. Standard library only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, replaced, require
 
 
 def _tuple(value: object) -> tuple[object, ...]:
@@ -129,7 +129,4 @@ class SamplingParams:
 
     def replace(self, **changes: object) -> "SamplingParams":
         """Return a copy with some fields changed; an unknown field raises `InvalidRequestError`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        unknown = sorted(set(changes) - set(values))
-        require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(values)}")
-        return SamplingParams(**{**values, **changes})
+        return replaced(self, changes)

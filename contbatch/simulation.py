@@ -1,10 +1,10 @@
 """Runs a workload under a policy on a device that is not there."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, require, require_counts
+from contbatch.checks import is_int, is_real, replaced, require, require_counts
 from contbatch.cost import CostModel
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
@@ -83,10 +83,7 @@ class Simulated:
 
     def replace(self, **changes: Any) -> "Simulated":
         """Return a copy with some fields changed; an unknown field raises `CostModelError`."""
-        names = [f.name for f in fields(self)]
-        unknown = sorted(set(changes) - set(names))
-        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
-        return replace(self, **changes)
+        return replaced(self, changes, CostModelError)
 
 
 def simulate(

@@ -3,14 +3,14 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
 from contbatch.arrivals import Arrivals, PoissonArrivals
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, replaced, require
 from contbatch.errors import WorkloadError
 from contbatch.lengths import Lengths, Uniform, as_lengths, zipf_ranks
 from contbatch.portable import integers
@@ -47,10 +47,7 @@ class Workload(ABC):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; an unknown field raises `WorkloadError`."""
-        names = [f.name for f in fields(self) if f.init]  # type: ignore[arg-type]
-        unknown = sorted(set(changes) - set(names))
-        _require(not unknown, "the field to replace", ", ".join(unknown), f"one of {', '.join(names)}")
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replaced(self, changes, WorkloadError)
 
 
 @dataclass(frozen=True, slots=True)

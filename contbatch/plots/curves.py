@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from contbatch.checks import require
+from contbatch.plots.columns import require_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,10 +58,7 @@ def curves(
     InvalidRequestError
         A column that the table does not have.
     """
-    for column in (x, y, by):
-        require(
-            column in table.columns, "a column of the table", column, f"one of {', '.join(map(str, table.columns))}"
-        )
+    require_columns(table, x, y, by)
     require(log in ("", "x", "y", "xy"), "log", log, "'', 'x', 'y' or 'xy'")
     ax = plt.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
     for place, (server, rows) in enumerate(table.groupby(by, sort=False)):

@@ -26,6 +26,14 @@ MARK: dict[str, Any] = {
     "linestyle": "none",
     "markersize": 9,
 }
+NAME: dict[str, Any] = {
+    "ha": "center",
+    "va": "center",
+    "color": "white",
+    "size": 7,
+    "clip_on": True,
+    "parse_math": False,
+}
 LABELS = {"prefill": "prompt", "decode": "answer, token by token", "held": "finished, seat kept: wasted"}
 
 
@@ -61,16 +69,8 @@ def gantt(
     for kind, rows in segments.groupby("kind"):
         ax.barh(rows.seat, rows.width, left=rows.left, height=0.8, linewidth=0.5, **STYLES[str(kind)])
     wide = segments[(segments.kind == "decode") & (segments.width > 0.025 * segments[end].max())]
-    style: dict[str, Any] = {
-        "ha": "center",
-        "va": "center",
-        "color": "white",
-        "size": 7,
-        "clip_on": True,
-        "parse_math": False,
-    }
     for name, seat, middle in zip(wide.request_id, wide.seat, wide.left + wide.width / 2, strict=True):
-        ax.text(middle, seat, str(name), **style)
+        ax.text(middle, seat, str(name), **NAME)
     stops = segments[segments.preempted.astype(bool)]
     ax.plot(stops[end], stops.seat, zorder=3, **MARK)
     ax.set(ylabel="seat", title=title, yticks=range(seats))

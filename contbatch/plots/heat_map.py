@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from contbatch.checks import require
+from contbatch.plots.columns import require_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +46,7 @@ def heat_map(
     InvalidRequestError
         A column that the table does not have, or two rows for one pair.
     """
-    for name in (x, y, value):
-        require(name in table.columns, "a column of the table", name, f"one of {', '.join(map(str, table.columns))}")
+    require_columns(table, x, y, value)
     twice = table[table.duplicated([x, y])]
     require(twice.empty, f"rows for one pair of {x} and {y}", twice[[x, y]].head(1).to_dict("records"), "one at most")
     field = table.pivot(index=y, columns=x, values=value).sort_index(ascending=False)
@@ -57,10 +57,15 @@ def heat_map(
     ax.set_xticks(range(field.shape[1]), [f"{name}" for name in field.columns])
     ax.set_yticks(range(field.shape[0]), [f"{name}" for name in field.index])
     ax.set(xlabel=x, ylabel=y, title=title)
+    _write(ax, values, number)
+    return ax
+
+
+def _write(ax: "Axes", values: np.ndarray, number: str) -> None:
+    """Write each number on its colour: dark on the light half, light on the dark one."""
     known = values[np.isfinite(values)]
     middle = (known.min() + known.max()) / 2 if known.size else 0.0
     for (row, column), figure in np.ndenumerate(values):
         if np.isfinite(figure):
             colour = "black" if figure > middle else "white"
             ax.text(column, row, format(figure, number), ha="center", va="center", color=colour, fontsize=9)
-    return ax

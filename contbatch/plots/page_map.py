@@ -65,18 +65,7 @@ def page_map(
     ax = plt.subplots(figsize=(10, 0.9 + 0.35 * lines), layout="constrained")[1] if ax is None else ax
     colours = {name: HOLDERS[place % len(HOLDERS)] for place, name in enumerate(tables)}
     for page, here in enumerate(holders):
-        left, top = page % columns, page // columns
-        if len(here) == 1:
-            [(name, filled)] = here.items()
-            ax.add_patch(Rectangle((left, top), 1, 0.9, facecolor=colours[name], alpha=0.3, edgecolor="white"))
-            ax.add_patch(Rectangle((left, top), filled, 0.9, facecolor=colours[name], edgecolor="white"))
-        else:
-            kind = "shared" if here else "cached" if page in cached else "free"
-            ax.add_patch(Rectangle((left, top), 1, 0.9, **PAGES[kind]))
-        text = ax.text(left + 0.5, top + 0.45, "+".join(map(str, here)), ha="center", va="center", size=7, clip_on=True)
-        text.set_parse_math(False)
-        if len(here) > 1:  # legible on the hatching
-            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
+        _draw(ax, page % columns, page // columns, here, colours, empty="cached" if page in cached else "free")
     ax.set(xlim=(0, width), ylim=(lines, -0.1), title=title)
     ax.set_xlabel("page" if lines == 1 else f"page, {columns} in a line", loc="left")
     shown = range(0, width, max(1, width // 16))
@@ -90,6 +79,22 @@ def page_map(
         handles.append(Patch(facecolor=HOLDERS[1], alpha=0.3, label="held, empty"))
         legend_below(ax, handles + [Patch(**style, label=kind) for kind, style in PAGES.items()])
     return ax
+
+
+def _draw(
+    ax: "Axes", left: int, top: int, here: Mapping[int | str, float], colours: Mapping[int | str, str], empty: str
+) -> None:
+    """Draw a page with those who hold it and the share of it that has tokens; `empty` is its kind if nobody does."""
+    if len(here) == 1:
+        [(name, filled)] = here.items()
+        ax.add_patch(Rectangle((left, top), 1, 0.9, facecolor=colours[name], alpha=0.3, edgecolor="white"))
+        ax.add_patch(Rectangle((left, top), filled, 0.9, facecolor=colours[name], edgecolor="white"))
+    else:
+        ax.add_patch(Rectangle((left, top), 1, 0.9, **PAGES["shared" if here else empty]))
+    text = ax.text(left + 0.5, top + 0.45, "+".join(map(str, here)), ha="center", va="center", size=7, clip_on=True)
+    text.set_parse_math(False)
+    if len(here) > 1:  # legible on the hatching
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
 
 
 def _holders(

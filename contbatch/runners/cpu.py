@@ -172,26 +172,7 @@ class CPUModel:
             raise
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
-        """Run one step and keep its keys and values.
-
-        Parameters
-        ----------
-        inputs : mapping
-            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
-            `contbatch.inputs.StepInputs`.
-
-        Returns
-        -------
-        ndarray
-            Logits, float32 (num_logits, vocab_size); overwritten by the next call, of whatever thread.
-
-        Raises
-        ------
-        RunnerError
-            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
-            outside the step, or anything that the operator's contract forbids, such as a page outside the pool. The
-            pages are as before then.
-        """
+        """Run one step: see `PagedModel.forward`; the next call, of whatever thread, overwrites the logits."""
         with self._lock:
             return self._forward(inputs)
 

@@ -28,7 +28,26 @@ class PagedModel(Protocol):
     num_host_pages: int
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
-        """Run one step (the arrays of `contbatch.inputs.StepInputs`); return logits (num_logits, vocab_size)."""
+        """Run one step and keep its keys and values.
+
+        Parameters
+        ----------
+        inputs : mapping
+            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
+            `contbatch.inputs.StepInputs`.
+
+        Returns
+        -------
+        ndarray
+            Logits, float32 (num_logits, vocab_size).
+
+        Raises
+        ------
+        RunnerError
+            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
+            outside the step, or anything that the operator's contract forbids, such as a page outside the pool. The
+            pages are as before then.
+        """
         ...
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:

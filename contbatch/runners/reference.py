@@ -73,26 +73,7 @@ class ReferenceModel:
         self._evaluator: ReferenceEvaluator | None = ReferenceEvaluator(proto, new_ops=[PagedAttention])
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Run one step and keep its keys and values.
-
-        Parameters
-        ----------
-        inputs : mapping
-            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
-            `contbatch.inputs.StepInputs`.
-
-        Returns
-        -------
-        ndarray
-            Logits, float32 (num_logits, vocab_size).
-
-        Raises
-        ------
-        RunnerError
-            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
-            outside the step, or anything that the operator's contract forbids, such as a page outside the pool. The
-            pages are as before then.
-        """
+        """Run one step: see `PagedModel.forward`."""
         if self._evaluator is None:
             raise RunnerError("forward() after close()")
         require_valid(inputs, self.config.vocab_size)

@@ -116,25 +116,12 @@ class TensorRTModel:
                     self._set_shape(name, tensor, (self.num_pages, *page))
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
-        """Run one step and keep its keys and values.
-
-        Parameters
-        ----------
-        inputs : mapping
-            input_ids, cumulative_sequence_length, past_seqlens, block_table, logits_indices; shapes and dtypes as in
-            `contbatch.inputs.StepInputs`.
-
-        Returns
-        -------
-        ndarray
-            Logits, float32 (num_logits, vocab_size).
+        """Run one step: see `PagedModel.forward`.
 
         Raises
         ------
         RunnerError
-            After `close`; for an array that is missing or of another type, a token id outside the vocabulary, a row
-            outside the step, a step larger than the engine was built for, or anything that the operator's contract
-            forbids, such as a page outside the pool. The pages are as before then.
+            Also for a step larger than the engine was built for.
         DeviceError
             CUDA failed. Only `close` is of use then.
         """
