@@ -79,23 +79,11 @@ class Request:
         expected_output_tokens: int | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        require(
-            (prompt_token_ids is None) != (num_prompt_tokens is None),
-            f"request {request_id!r}",
-            (prompt_token_ids, num_prompt_tokens),
-            "given prompt_token_ids or num_prompt_tokens, one of the two",
-        )
         sampling = SamplingParams() if sampling is None else sampling
         require(isinstance(sampling, SamplingParams), "sampling", sampling, "a SamplingParams")
-        if prompt_token_ids is not None:
-            is_list = hasattr(prompt_token_ids, "__len__") and not isinstance(prompt_token_ids, (str, bytes))
-            require(is_list, f"prompt_token_ids of request {request_id!r}", prompt_token_ids, "a list of token ids")
-            num_prompt_tokens = len(prompt_token_ids)
-        length_ok = is_int(num_prompt_tokens) and num_prompt_tokens is not None and num_prompt_tokens >= 1
-        require(length_ok, f"the prompt length of request {request_id!r}", num_prompt_tokens, "an integer ≥ 1")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
-        self.num_prompt_tokens: int = num_prompt_tokens or 0
+        self.num_prompt_tokens = _prompt_length(request_id, prompt_token_ids, num_prompt_tokens)
         self.sampling = sampling
         self.arrival_time = arrival_time
         self.priority = priority
@@ -107,6 +95,11 @@ class Request:
         self.eos_token_ids = tuple(eos_token_ids)
         eos = () if sampling.ignore_eos else self.eos_token_ids
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
+        self._check()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what changes while the request lives."""
         self.status = RequestStatus.WAITING
         self.output_token_ids: list[int] = []
         self.scores: list[Logprobs] = []
@@ -138,7 +131,6 @@ class Request:
         self.finish_reason: str | None = None
         """None while live, then "length", "stop", "abort", "error" or (never run, see `Engine.run`) "rejected"."""
         self.error: Exception | None = None
-        self._check()
 
     def _check(self) -> None:
         """Raise `InvalidRequestError` for the first field that is out of its range."""
@@ -233,3 +225,15 @@ class Request:
             f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
             f"output {self.num_output_tokens}/{self.sampling.max_tokens}, computed {self.num_computed_tokens})"
         )
+
+
+def _prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
+    """Return the length of a prompt that is given as token ids or as a length; `InvalidRequestError` if it is not."""
+    given = "given prompt_token_ids or num_prompt_tokens, one of the two"
+    require((token_ids is None) != (length is None), f"request {request_id!r}", (token_ids, length), given)
+    if token_ids is not None:
+        is_list = hasattr(token_ids, "__len__") and not isinstance(token_ids, (str, bytes))
+        require(is_list, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+        length = len(token_ids)
+    require(is_int(length, 1), f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
+    return length or 0
