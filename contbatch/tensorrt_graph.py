@@ -1,4 +1,7 @@
-"""An exported model in the form that TensorRT parses: its PagedAttention nodes become those of the plugins."""
+"""An exported model in the form that TensorRT parses: its PagedAttention nodes become the plugins', or ONNX's own.
+
+At its end the largest logits are found, so that only they need to leave the GPU.
+"""
 
 import os
 from pathlib import Path
@@ -6,9 +9,10 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
 
-from contbatch.checks import require_counts
+from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import UnsupportedModelError
 from contbatch.export import read_config, read_metadata
+from contbatch.tensorrt_gather import gather_pages
 
 DOMAIN = "contbatch"
 ATTRIBUTES = (
@@ -17,19 +21,41 @@ ATTRIBUTES = (
 """All must be there, in this order: TensorRT hands their values over by position."""
 
 
-def write_tensorrt_onnx(model: str | os.PathLike[str], page_size: int = 16, num_splits: int = 1) -> Path:
+TOP_K = 64
+"""Logits of a row that come back by themselves."""
+MOST_TOP_K = 3840
+"""What TensorRT's TopK can do, see its operator reference."""
+ATTENTION = ("paged", "gather")
+
+
+def write_tensorrt_onnx(
+    model: str | os.PathLike[str],
+    page_size: int = 16,
+    num_splits: int = 1,
+    *,
+    attention: str = "paged",
+    top_k: int = TOP_K,
+) -> Path:
     """Write `model.tensorrt.onnx` beside an exported model.onnx, whose weights file it shares.
 
-    Each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1 PagedAttentionSplit and
-    PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries, keys and values that are
-    inputs of their own are concatenated. The page size becomes a constant.
+    "paged": each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1
+    PagedAttentionSplit and PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries,
+    keys and values that are inputs of their own are concatenated. "gather": it becomes operators of ONNX alone, see
+    `contbatch.tensorrt_gather`, and the file is `model.gather.onnx`. The page size becomes a constant.
+
+    The graph gets three outputs more: of each row of logits the top_k largest, largest first, `top_logits` float32
+    and `top_ids` int32 (num_logits, top_k); and `log_total` float32 (num_logits), the logarithm of the sum of the
+    exponentials of all.
 
     Parameters
     ----------
     model : path
-        A file that `contbatch.export.export_onnx` wrote in float16 or bfloat16.
+        A file that `contbatch.export.export_onnx` wrote, for "paged" in float16 or bfloat16.
     page_size, num_splits : int
-        Positions per page; programs that share one sequence's pages. Both ≥ 1.
+        Positions per page; programs that share one sequence's pages, of "paged" alone. Both ≥ 1.
+    attention : {"paged", "gather"}
+    top_k : int
+        In [1, 3840]; not more than the vocabulary are taken.
 
     Returns
     -------
@@ -42,19 +68,51 @@ def write_tensorrt_onnx(model: str | os.PathLike[str], page_size: int = 16, num_
         The model is not an exported one, is in float32, or a number is out of range.
     """
     require_counts(page_size=page_size, num_splits=num_splits)
+    require(attention in ATTENTION, "attention", attention, "'paged' or 'gather'")
+    require(is_int(top_k, 1, MOST_TOP_K), "top_k", top_k, f"an integer in [1, {MOST_TOP_K}]")
     path = Path(model)
-    read_config(path)
-    if (dtype := read_metadata(path)["dtype"]) not in ("float16", "bfloat16"):
-        raise UnsupportedModelError(f"{path}: the GPU kernel takes float16 or bfloat16, got {dtype}")
+    config, dtype = read_config(path), read_metadata(path)["dtype"]
     proto = onnx.load(path, load_external_data=False)
+    if attention == "gather":
+        require(num_splits == 1, "num_splits", num_splits, "1 where pages are gathered")
+        gather_pages(proto, page_size)
+    else:
+        _use_plugins(proto, path, dtype, num_splits)
+    _fix_page_size(proto.graph, page_size)
+    _find_largest(proto.graph, min(top_k, config.vocab_size))
+    return _write(proto, path.with_name(f"{path.stem}.{'tensorrt' if attention == 'paged' else attention}.onnx"))
+
+
+def _use_plugins(proto: ModelProto, path: Path, dtype: str, num_splits: int) -> None:
+    if dtype not in ("float16", "bfloat16"):
+        raise UnsupportedModelError(f"{path}: the GPU kernel takes float16 or bfloat16, got {dtype}")
     nodes = [new for node in proto.graph.node for new in _rewrite(node, dtype, num_splits)]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    _fix_page_size(proto.graph, page_size)
     domains = [opset for opset in proto.opset_import if opset.domain != "com.microsoft"]
     del proto.opset_import[:]
     proto.opset_import.extend([*domains, helper.make_opsetid(DOMAIN, 1)])
-    return _write(proto, path.with_name(f"{path.stem}.tensorrt.onnx"))
+
+
+def _find_largest(graph: GraphProto, top_k: int) -> None:
+    """Append the outputs top_logits, top_ids and log_total."""
+    float32, int32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.INT64
+    graph.initializer.extend(
+        [helper.make_tensor("top_k", int64, [1], [top_k]), helper.make_tensor("vocabulary_axis", int64, [1], [1])]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("TopK", ["logits", "top_k"], ["top_logits", "top_ids.wide"], "top_logits", axis=1),
+            helper.make_node("Cast", ["top_ids.wide"], ["top_ids"], "top_ids", to=int32),
+            helper.make_node("ReduceLogSumExp", ["logits", "vocabulary_axis"], ["log_total"], "log_total", keepdims=0),
+        ]
+    )
+    outputs: dict[str, tuple[int, list[str | int]]] = {
+        "top_logits": (float32, ["num_logits", top_k]),
+        "top_ids": (int32, ["num_logits", top_k]),
+        "log_total": (float32, ["num_logits"]),
+    }
+    graph.output.extend(helper.make_tensor_value_info(name, *described) for name, described in outputs.items())
 
 
 def write_without_attention(model: str | os.PathLike[str]) -> Path:

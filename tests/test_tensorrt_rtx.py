@@ -1,4 +1,6 @@
-"""A real library of NVIDIA's, TensorRT-RTX, builds what we export, by our own builder: all but attention, and no GPU.
+"""A real library of NVIDIA's, TensorRT-RTX, builds what we export, by our own builder, without a GPU.
+
+All but attention, which it has no operator for; and the whole model where pages are gathered by ONNX's own operators.
 
 It has TensorRT's parser, networks and builder interface, but takes no plugins and makes code for consumers' GPUs. It
 runs in a process of its own: where it is asked for something that it hasn't, it aborts.
@@ -15,7 +17,7 @@ from contbatch.errors import EngineBuildError
 from contbatch.export import export_onnx, read_config
 from contbatch.model import random_model
 from contbatch.tensorrt_build import BuildOptions, build_plan
-from contbatch.tensorrt_graph import write_without_attention
+from contbatch.tensorrt_graph import write_tensorrt_onnx, write_without_attention
 from contbatch.tensorrt_limits import EngineLimits
 
 if not importlib.util.find_spec("tensorrt_rtx_bindings"):
@@ -66,6 +68,35 @@ def test_it_builds_what_we_export(form, dtype, process, tmp_path):
     assert 0.5 * weights < num_bytes < 2 * weights
     assert (tmp_path / "timings-sm120.cache").exists()
     assert process.submit(plan_of, graph, profiles_of(graph, config)).result()  # with the timings of the first build
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "form",
+    [{"qk_norm": True, "sliding_window": 40}, {"attention_softcap": 5.0, "rotary_interleaved": True, "rotary_dim": 32}],
+    ids=["qwen3", "softcap"],
+)
+def test_it_builds_the_whole_model_where_pages_are_gathered(form, dtype, process, tmp_path):
+    model = export_onnx(random_model(0, **SIZES | form), tmp_path / "model.onnx", dtype)
+    graph, config = write_tensorrt_onnx(model, 16, attention="gather"), read_config(model)
+    num_bytes = process.submit(plan_of, graph, LIMITS.profiles(config)).result()
+    assert num_bytes > 0.9 * (tmp_path / "model.onnx.data").stat().st_size
+
+
+@pytest.mark.parametrize("top_k", [3840, 3841])
+def test_its_limit_of_top_k_is_ours(top_k, process, tmp_path, monkeypatch):
+    monkeypatch.setattr("contbatch.tensorrt_graph.MOST_TOP_K", top_k)
+    model = export_onnx(random_model(0, **SIZES | {"vocab_size": 4000}), tmp_path / "model.onnx", "float16")
+    built = process.submit(
+        plan_of,
+        write_tensorrt_onnx(model, 16, attention="gather", top_k=top_k),
+        LIMITS.profiles(read_config(model)),
+    )
+    if top_k == 3840:
+        assert built.result()
+    else:
+        with pytest.raises(EngineBuildError, match="3840"):
+            built.result()
 
 
 def test_its_words_are_told(process, tmp_path):
