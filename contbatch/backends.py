@@ -36,6 +36,7 @@ def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_t
 def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
     from contbatch.runners.device import Device
     from contbatch.runners.tensorrt import TensorRTModel
+    from contbatch.runners.top_runner import TopRunner
     from contbatch.tensorrt_build import build_engine
     from contbatch.tensorrt_library import import_tensorrt
     from contbatch.tensorrt_limits import EngineLimits
@@ -49,7 +50,7 @@ def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_th
     names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"
     model = build(source, dtypes[precision]) / "model.onnx"
     folder = build_engine(model, EngineLimits(**{name: limits[name] for name in names}))
-    return ModelRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
+    return TopRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
 
 
 BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference, "tensorrt": _tensorrt}

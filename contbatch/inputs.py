@@ -61,6 +61,21 @@ def require_valid(inputs: Mapping[str, np.ndarray], vocab_size: int) -> None:
             raise RunnerError(f"{name} must be in [0, {limit}), got {value}")
 
 
+def padded(inputs: Mapping[str, np.ndarray], size: int, width: int) -> dict[str, np.ndarray]:
+    """Pad a step to `size` tokens, sequences and rows of logits, and a block table of `width` columns.
+
+    Tokens added belong to no sequence and sequences added have no tokens, so a kernel reads and writes no page for
+    either. Rows of logits added are row 0.
+    """
+    cumulative, table = inputs["cumulative_sequence_length"], inputs["block_table"]
+    rows, columns = table.shape
+    new = {
+        "cumulative_sequence_length": np.pad(cumulative, (0, size + 1 - len(cumulative)), mode="edge"),
+        "block_table": np.pad(table, ((0, size - rows), (0, width - columns)), constant_values=-1),
+    }
+    return {name: new[name] if name in new else np.pad(inputs[name], (0, size - len(inputs[name]))) for name in TYPES}
+
+
 def pack(step: SchedulerOutput) -> StepInputs:
     """Pack the grants of a step, in their order.
 

@@ -37,10 +37,11 @@ def adjust(logits: Floats, requests: Sequence[Request]) -> dict[int, Floats]:
     dict of int to ndarray of float32, (vocab_size,)
         The changed copies, by row.
     """
-    return {row: _adjusted(logits[row], r) for row, r in enumerate(requests) if not _is_plain(r)}
+    return {row: _adjusted(logits[row], r) for row, r in enumerate(requests) if not is_plain(r)}
 
 
-def _is_plain(request: Request) -> bool:
+def is_plain(request: Request) -> bool:
+    """Whether `adjust` leaves the logits of a request's next token as they are."""
     p = request.sampling
     penalised = p.repetition_penalty != 1 or p.frequency_penalty or p.presence_penalty
     return not (penalised or p.logit_bias or request.num_output_tokens < p.min_tokens)
@@ -65,13 +66,15 @@ def _adjusted(logits: Floats, request: Request) -> Floats:
     return row
 
 
-def logprobs(row: Floats, token: int, count: int) -> Logprobs:
+def logprobs(row: Floats, token: int, count: int, log_total: float | None = None) -> Logprobs:
     """Return the log-probability and rank of a token and of the `count` likeliest; a count of -1 means all.
 
     Parameters
     ----------
     row : ndarray of float32, (vocab_size,)
         Logits as the model made them. The exponentials are float32, their sum and the rest float64.
+    log_total : float, optional
+        The logarithm of the sum of their exponentials, where that is known.
 
     Raises
     ------
@@ -81,8 +84,9 @@ def logprobs(row: Floats, token: int, count: int) -> Logprobs:
     largest = row.max()
     if not np.isfinite(largest):
         raise LogitsError(f"the largest logit must be finite, got {largest}: token {token} has no probability")
-    with np.errstate(under="ignore"):
-        log_total = float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
+    if log_total is None:
+        with np.errstate(under="ignore"):
+            log_total = float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
     own = row[token]
     rank = 1 + int(np.count_nonzero(row > own)) + int(np.count_nonzero(row[:token] == own))
     found = {token: Logprob(float(own) - log_total, rank)}

@@ -20,7 +20,7 @@ from contbatch.export import read_config, read_metadata
 from contbatch.gpu_kernels import variants
 from contbatch.plugins.paged_attention import ptx
 from contbatch.runners.device import Device
-from contbatch.tensorrt_graph import write_tensorrt_onnx
+from contbatch.tensorrt_graph import TOP_K, require_form, write_tensorrt_onnx
 from contbatch.tensorrt_library import import_tensorrt, new_log
 from contbatch.tensorrt_limits import EngineLimits, Range
 from contbatch.tensorrt_progress import new_monitor
@@ -32,15 +32,20 @@ _KERNELS = ("ptx", "tensorrt_plugin", "triton_combine", "triton_kernel", "varian
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What may differ between engines for the same steps; integers ≥ 1, else `InvalidRequestError`."""
+    """What may differ between engines for the same steps; a value out of its range raises `InvalidRequestError`."""
 
     num_splits: int = 1
     """Programs that share one sequence's pages, see `contbatch.tensorrt_graph.write_tensorrt_onnx`."""
     workspace_bytes: int = 2**30
     """Scratch memory of the GPU that a kernel may use."""
+    attention: str = "paged"
+    """"paged": our plugins. "gather": no plugin, at a price, see `contbatch.tensorrt_gather`."""
+    top_k: int = TOP_K
+    """Logits of a row that come back from the GPU by themselves."""
 
     def __post_init__(self) -> None:
-        require_counts(**asdict(self))
+        require_counts(num_splits=self.num_splits, workspace_bytes=self.workspace_bytes)
+        require_form(self.attention, self.num_splits, self.top_k)
 
 
 def build_engine(
@@ -59,7 +64,7 @@ def build_engine(
     Parameters
     ----------
     model : path
-        A file that `contbatch.export.export_onnx` wrote in float16 or bfloat16.
+        A file that `contbatch.export.export_onnx` wrote, in float16 or bfloat16 unless pages are gathered.
     limits : EngineLimits
         The largest step, and the pages.
     options : BuildOptions, optional
@@ -71,8 +76,8 @@ def build_engine(
     Returns
     -------
     Path
-        `tensorrt-sm<compute capability>` beside the model: model.engine and manifest.json, which holds hashes,
-        versions, the GPU, the limits and the profiles.
+        `tensorrt-sm<compute capability>` beside the model, or `gather-sm...`: model.engine and manifest.json, which
+        holds hashes, versions, the GPU, the limits and the profiles.
 
     Raises
     ------
@@ -90,32 +95,43 @@ def build_engine(
     trt, options, path = import_tensorrt(), options or BuildOptions(), Path(model)
     with closing(Device(ordinal)) as device:
         config, dtype = read_config(path), read_metadata(path).get("dtype", "?")
-        variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
-        graph = write_tensorrt_onnx(path, limits.page_size, options.num_splits)
+        if options.attention == "paged":
+            variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
+        graph = write_tensorrt_onnx(
+            path, limits.page_size, options.num_splits, attention=options.attention, top_k=options.top_k
+        )
         profiles = limits.profiles(config)
         identity = _identity(graph, limits, options, profiles, trt.__version__, device)
-        folder = path.parent / f"tensorrt-sm{device.sm}"
-        if not folder.exists():
-            logger.info("building %s for %s", folder, device.name)
-        elif problem := cached_folder.problem_with(folder, identity):
-            logger.warning("building %s again: it %s", folder, problem)
-        else:
+        folder = path.parent / f"{'tensorrt' if options.attention == 'paged' else options.attention}-sm{device.sm}"
+        if _is_current(folder, identity, device.name):
             return folder
-        ptx.require(device.sm)
-        _register(device.sm)
+        tools = _prepare(device.sm) if options.attention == "paged" else {}
         with cached_folder.made_anew(folder, identity) as new:
             with device.current():
                 engine = build_plan(trt, graph, profiles, options, device.sm, progress)
             (new / ENGINE).write_bytes(engine)
-            tools = {"triton": version("triton")}
             cached_folder.write_manifest(new, identity, (ENGINE,), config=asdict(config), tools=tools)
     return folder
 
 
-def _register(sm: int) -> None:
+def _is_current(folder: Path, identity: Mapping[str, Any], gpu: str) -> bool:
+    """Whether a folder holds the engine wanted; if not, say why one is built."""
+    if not folder.exists():
+        logger.info("building %s for %s", folder, gpu)
+        return False
+    if problem := cached_folder.problem_with(folder, identity):
+        logger.warning("building %s again: it %s", folder, problem)
+        return False
+    return True
+
+
+def _prepare(sm: int) -> dict[str, str]:
+    """Make the plugins known to TensorRT; return the versions of what makes their kernels."""
+    ptx.require(sm)
     from contbatch.plugins.paged_attention.tensorrt_plugin import register  # imports TensorRT
 
     register(sm)
+    return {"triton": version("triton")}
 
 
 def _identity(
@@ -127,13 +143,13 @@ def _identity(
     device: Device,
 ) -> dict[str, Any]:
     """Return all that an engine depends on, as its manifest will have it."""
-    metadata = read_metadata(graph)
+    metadata, kernels = read_metadata(graph), _KERNELS if options.attention == "paged" else ()
     identity = {
         "onnx_sha256": cached_folder.sha256_of(graph),
         "weights_sha256": metadata["weights_sha256"],
         "dtype": metadata["dtype"],
         "versions": {"tensorrt": tensorrt, "cuda_driver": device.driver},
-        "kernels": cached_folder.code_hash(*(Path(ptx.__file__).with_name(f"{name}.py") for name in _KERNELS)),
+        "kernels": cached_folder.code_hash(*(Path(ptx.__file__).with_name(f"{name}.py") for name in kernels)),
         "gpu": {"name": device.name, "sm": device.sm},
         "limits": asdict(limits),
         "options": asdict(options),

@@ -68,19 +68,24 @@ def write_tensorrt_onnx(
         The model is not an exported one, is in float32, or a number is out of range.
     """
     require_counts(page_size=page_size, num_splits=num_splits)
-    require(attention in ATTENTION, "attention", attention, "'paged' or 'gather'")
-    require(is_int(top_k, 1, MOST_TOP_K), "top_k", top_k, f"an integer in [1, {MOST_TOP_K}]")
+    require_form(attention, num_splits, top_k)
     path = Path(model)
     config, dtype = read_config(path), read_metadata(path)["dtype"]
     proto = onnx.load(path, load_external_data=False)
     if attention == "gather":
-        require(num_splits == 1, "num_splits", num_splits, "1 where pages are gathered")
         gather_pages(proto, page_size)
     else:
         _use_plugins(proto, path, dtype, num_splits)
     _fix_page_size(proto.graph, page_size)
     _find_largest(proto.graph, min(top_k, config.vocab_size))
     return _write(proto, path.with_name(f"{path.stem}.{'tensorrt' if attention == 'paged' else attention}.onnx"))
+
+
+def require_form(attention: str, num_splits: int, top_k: int) -> None:
+    """Raise `InvalidRequestError` for a form of the graph that there isn't."""
+    require(attention in ATTENTION, "attention", attention, "'paged' or 'gather'")
+    require(attention == "paged" or num_splits == 1, "num_splits", num_splits, "1 where pages are gathered")
+    require(is_int(top_k, 1, MOST_TOP_K), "top_k", top_k, f"an integer in [1, {MOST_TOP_K}]")
 
 
 def _use_plugins(proto: ModelProto, path: Path, dtype: str, num_splits: int) -> None:

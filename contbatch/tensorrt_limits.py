@@ -54,6 +54,11 @@ class EngineLimits:
         return ranges
 
 
+def buckets(largest: int) -> list[int]:
+    """Return the sizes that steps are padded to, ascending: the powers of two below `largest`, and `largest`."""
+    return [2**i for i in range((largest - 1).bit_length())] + [largest]
+
+
 def fitting(profiles: Mapping[str, Mapping[str, Range]], shapes: Mapping[str, Shape]) -> str | None:
     """Return the first profile that takes these shapes of inputs, None if none does."""
     for name, ranges in profiles.items():

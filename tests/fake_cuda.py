@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+from fake_graphs import GraphDriver
 
 
 class Error(Exception):
@@ -40,6 +41,7 @@ class Driver:
         self.memory, self.pinned, self.streams, self.calls = {}, {}, [], []
         self.next_address, self.retained, self.stack = 0x7F0000000000, 0, threading.local()
         self.failing, self.broken, self.started = {}, False, False
+        self.graphs = GraphDriver(self)
         driver = self
 
         class Device:
@@ -85,6 +87,7 @@ class Driver:
 
         monkeypatch.setitem(sys.modules, "pycuda", SimpleNamespace(driver=self))
         monkeypatch.setitem(sys.modules, "pycuda.driver", self)
+        monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=self.graphs))
         return self
 
     def current_stack(self):
@@ -95,6 +98,8 @@ class Driver:
     def check(self, call, kind=LaunchError):
         """Note a call; it needs a current context, and fails if it is told to."""
         assert self.current_stack(), f"{call} without a current context"
+        allowed = ("execute_async_v3", "cuStreamEndCapture")
+        assert call in allowed or all(s.captured is None for s in self.streams), f"{call} while a stream is captured"
         self.calls.append(call)
         if call in self.failing:
             self.failing[call] -= 1
@@ -158,13 +163,19 @@ class Driver:
     def require_clean(self):
         """Nothing is allocated, retained or current."""
         assert (self.memory, self.pinned, self.retained, self.current_stack()) == ({}, {}, 0, [])
+        assert (self.graphs.graphs, self.graphs.executables) == ({}, {})
 
 
 class Stream:
     def __init__(self, driver):
         driver.check("Stream")
         self.driver, self.queue, self.handle = driver, [], 0x5000 + len(driver.streams)
+        self.captured = None
         driver.streams.append(self)
+
+    def append(self, work):
+        """Queue work, or capture it if that is going on."""
+        (self.queue if self.captured is None else self.captured).append(work)
 
     def synchronize(self):
         queue, self.queue = self.queue, []  # after an error the rest is never done

@@ -9,6 +9,7 @@ import enum
 import io
 import json
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -207,7 +208,7 @@ class IExecutionContext:
     def __init__(self, engine):
         self.engine, self.state, self.driver = engine, engine.state, engine.state.driver
         self.profile = self.scratch = None
-        self.shapes, self.addresses = {}, {}
+        self.shapes, self.addresses, self.settled = {}, {}, None
         self.state.contexts += 1
 
     def __del__(self):
@@ -244,13 +245,19 @@ class IExecutionContext:
         graph = self.engine.graph
         assert set(self.shapes) == {value.name for value in graph.input}
         assert set(self.addresses) == {value.name for value in [*graph.input, *graph.output]}
-        self.state.log.append(("run", self.engine.ranges.index(self.profile)))
-        shapes = dict(self.shapes)
+        shapes, profile = dict(self.shapes), self.engine.ranges.index(self.profile)
+        if stream.captured is None:
+            self.state.log.append(("run", profile))
+            stream.append(lambda: self._compute(shapes))
+            self.settled = shapes
+        else:
+            assert self.settled == shapes, "what TensorRT does after a change of shapes can't be captured"
+            self.state.log.append(("capture", profile))
+            stream.append(Captured(self, shapes))
         for name, address in self.addresses.items():
             if "_cache." in name:
                 assert self.addresses[name.replace("cache", "cache_out")] == address
-        stream.queue.append(lambda: self._compute(shapes))
-        return "run" not in self.state.faults
+        return "run" not in self.state.faults and (stream.captured is None or "capture" not in self.state.faults)
 
     def _compute(self, shapes):
         graph = self.engine.graph
@@ -263,6 +270,20 @@ class IExecutionContext:
             results = self.engine.evaluator.run(None, feed)
         for value, result in zip(graph.output, results, strict=True):
             self.driver.at(self.addresses[value.name], result.nbytes)[:] = result.reshape(-1).view(np.uint8)
+
+
+class Captured:
+    """A step of a CUDA graph: it has the shapes and addresses of the capture, and does not keep its context alive."""
+
+    def __init__(self, context, shapes):
+        self.context, self.shapes, self.addresses = weakref.ref(context), shapes, dict(context.addresses)
+
+    def __call__(self):
+        context = self.context()
+        assert context is not None, "a graph outlived its context"
+        assert (context.shapes, context.addresses) == (self.shapes, self.addresses), "changed since the capture"
+        context.state.log.append(("launch", self.shapes["input_ids"][0]))
+        context._compute(self.shapes)
 
 
 EXPORTED = [

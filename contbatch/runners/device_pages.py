@@ -29,6 +29,9 @@ class DevicePages:
     num_host_pages : int
     itemsize : int
         Bytes per element.
+    spare : bool
+        Allocate as much again, to which an engine that does not work in place writes all pages. A fraction of the
+        memory is that of both.
 
     Raises
     ------
@@ -46,6 +49,8 @@ class DevicePages:
         page_size: int,
         num_host_pages: int = 0,
         itemsize: int = 2,
+        *,
+        spare: bool = False,
     ) -> None:
         fraction = isinstance(num_pages, float) and is_real(num_pages) and 0 < num_pages < 1
         require(fraction or is_int(num_pages, 1), "num_pages", num_pages, "an integer ≥ 1 or a fraction in (0, 1)")
@@ -53,23 +58,33 @@ class DevicePages:
         self._device, self._num_caches = device, 2 * config.num_layers
         self._part_bytes = page_size * config.kv_num_heads * config.head_size * itemsize
         """Bytes of a page in one cache."""
-        page_bytes = self._part_bytes * self._num_caches
+        page_bytes, pools = self._part_bytes * self._num_caches, 1 + spare
         free = device.free_bytes()
-        self.num_pages = math.floor(free * num_pages / page_bytes) if fraction else int(num_pages)
+        self.num_pages = math.floor(free * num_pages / (page_bytes * pools)) if fraction else int(num_pages)
         self.num_host_pages = num_host_pages
         self._cache_bytes = -(-self.num_pages * self._part_bytes // ALIGNMENT) * ALIGNMENT
-        needed = self._cache_bytes * self._num_caches
+        self._spare = self._cache_bytes * self._num_caches if spare else 0
+        """How far behind each cache its spare one is."""
+        needed = self._cache_bytes * self._num_caches * pools
         if self.num_pages == 0 or needed > free:
-            what = f"num_pages {num_pages} of {page_bytes:,} bytes each"
+            what = f"num_pages {num_pages} of {page_bytes * pools:,} bytes each"
             raise DeviceError(f"{what} don't fit in the {free:,} bytes that are free on {device.name}")
         self._base = device.allocate(needed, f"{self.num_pages} pages")
         host = device.pinned(num_host_pages * page_bytes, f"{num_host_pages} host pages")
         self._host = host[: num_host_pages * page_bytes].reshape(num_host_pages, self._num_caches, self._part_bytes)
 
     def addresses(self) -> dict[str, int]:
-        """Return where each cache begins, by the name of the engine's input: key_cache.0, value_cache.0, ..."""
-        names = [f"{kind}_cache.{layer}" for layer in range(self._num_caches // 2) for kind in ("key", "value")]
-        return {name: self._address(cache, 0) for cache, name in enumerate(names)}
+        """Return where each cache begins, by names of the engine's inputs and outputs: key_cache.0, key_cache_out.0.
+
+        An output is the same place as its input, or the spare cache.
+        """
+        parts = [(kind, layer) for layer in range(self._num_caches // 2) for kind in ("key", "value")]
+        inputs = {f"{kind}_cache.{layer}": self._address(i, 0) for i, (kind, layer) in enumerate(parts)}
+        return inputs | {name.replace("cache", "cache_out"): at + self._spare for name, at in inputs.items()}
+
+    def take_over(self) -> None:
+        """Queue a copy of all that is in the spare caches."""
+        self._device.copy(self._base, self._base + self._spare, self._spare)
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Queue page moves in their order; `RunnerError`, and nothing queued, for a page that isn't there."""

@@ -1,6 +1,6 @@
 """The runner of a real model: pack a step, run the model, sample."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -100,14 +100,9 @@ class ModelRunner:
             self.model.move_pages(step.moves)
         logits = self.model.forward(inputs.feed())
         elapsed_s = perf_counter() - began
-        rows = inputs.sampled
-        seeds = [(r.order if r.sampling.seed is None else r.sampling.seed) + (r.sample_index << 64) for r in rows]
-        params, positions = [r.sampling for r in rows], [r.num_output_tokens for r in rows]
-        last = logits[len(logits) - len(rows) :]
-        ids, failed = sample(last, params, seeds, positions, adjust(last, rows))
-        tokens = {r.request_id: token for r, token in zip(rows, ids.tolist(), strict=True)}
-        errors = {rows[row].request_id: error for row, error in failed.items()}
-        return StepResult(tokens, elapsed_s, errors, _scores(inputs, logits, tokens, errors))
+        tokens, errors = draw(logits[len(logits) - len(inputs.sampled) :], inputs.sampled)
+        scores = score(inputs, tokens, errors, lambda row, *wanted: logprobs(logits[row], *wanted))
+        return StepResult(tokens, elapsed_s, errors, scores)
 
     def close(self) -> None:
         """Free model and pages; idempotent. Later use raises `RunnerError`."""
@@ -120,10 +115,27 @@ class ModelRunner:
         self.close()
 
 
-def _scores(
-    inputs: StepInputs, logits: NDArray[np.float32], tokens: dict[int | str, int], errors: dict[int | str, Exception]
+def draw(
+    logits: NDArray[np.float32], requests: Sequence[Request]
+) -> tuple[dict[int | str, int], dict[int | str, Exception]]:
+    """Choose the next token of each request from its row of logits; tokens and errors by request id."""
+    seeds = [(r.order if r.sampling.seed is None else r.sampling.seed) + (r.sample_index << 64) for r in requests]
+    params, positions = [r.sampling for r in requests], [r.num_output_tokens for r in requests]
+    ids, failed = sample(logits, params, seeds, positions, adjust(logits, requests))
+    tokens = {r.request_id: token for r, token in zip(requests, ids.tolist(), strict=True)}
+    return tokens, {requests[row].request_id: error for row, error in failed.items()}
+
+
+def score(
+    inputs: StepInputs,
+    tokens: Mapping[int | str, int],
+    errors: dict[int | str, Exception],
+    score_row: Callable[[int, int, int], Logprobs],
 ) -> dict[int | str, list[Logprobs]]:
-    """Score prompt tokens and `tokens` where wanted; those whose logits are unusable get into `errors` instead."""
+    """Score prompt tokens and `tokens` where wanted; those whose logits are unusable get into `errors` instead.
+
+    `score_row` is given a row of logits, a token and how many alternatives are wanted.
+    """
     told: list[tuple[Request, int, int | None]] = []
     """Of each row of logits: whose token it tells of, which one, and how many alternatives are wanted."""
     for request, positions in inputs.scored:
@@ -131,11 +143,11 @@ def _scores(
         told += [(request, token, request.sampling.prompt_logprobs) for token in following]
     told += [(request, tokens[request.request_id], request.sampling.logprobs) for request in inputs.sampled]
     scores: dict[int | str, list[Logprobs]] = {}
-    for row, (request, token, count) in zip(logits, told, strict=True):
+    for row, (request, token, count) in enumerate(told):
         if count is None or request.request_id in errors:
             continue
         try:
-            scores.setdefault(request.request_id, []).append(logprobs(row, token, count))
+            scores.setdefault(request.request_id, []).append(score_row(row, token, count))
         except LogitsError as error:
             errors[request.request_id] = error
     return scores

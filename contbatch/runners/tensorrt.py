@@ -4,7 +4,6 @@ Never run on a GPU: docs/tensorrt.md lists what is unchecked.
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,19 +16,27 @@ from numpy.typing import NDArray
 
 from contbatch.cached_folder import MANIFEST
 from contbatch.errors import DeviceError, EngineBuildError, ModelFileError, RunnerError
-from contbatch.inputs import TYPES, require_valid
+from contbatch.inputs import TYPES, padded, require_valid
 from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.contract import validate
+from contbatch.runners.cuda_graphs import CudaGraphs, cuda_graphs
 from contbatch.runners.device import Device
 from contbatch.runners.device_pages import DevicePages
+from contbatch.runners.step_buffers import TOP, StepBuffers
+from contbatch.runners.tensorrt_execution import Execution, executions
 from contbatch.step import PageMove
 from contbatch.tensorrt_build import ENGINE
 from contbatch.tensorrt_library import import_tensorrt, new_log
-from contbatch.tensorrt_limits import fitting
+from contbatch.tensorrt_limits import buckets, fitting
+from contbatch.top_logits import TopLogits
 
 
 class TensorRTModel:
-    """An engine, one execution context for each of its profiles, and the pages that all of them work on.
+    """An engine, its execution contexts, and the pages that all of them work on.
+
+    With CUDA graphs, steps that fit the profile "decode" are padded to 1, 2, 4, 8, ... tokens and sequences. Each such
+    size has an execution context of its own, as NVIDIA advises: the second step of a size, and all after it, is one
+    launch of its graph. Padding belongs to no sequence, so it touches no page.
 
     Parameters
     ----------
@@ -42,6 +49,9 @@ class TensorRTModel:
         Pages in pinned host memory for requests that are swapped out.
     ordinal : int
         The GPU.
+    use_graphs : bool
+        Whether to capture steps as CUDA graphs; without cuda-bindings, or where capture fails, a warning says that they
+        are not. Engines that gather pages have none.
 
     Raises
     ------
@@ -54,66 +64,60 @@ class TensorRTModel:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], num_pages: int | float, num_host_pages: int = 0, *, ordinal: int = 0
+        self,
+        folder: str | os.PathLike[str],
+        num_pages: int | float,
+        num_host_pages: int = 0,
+        *,
+        ordinal: int = 0,
+        use_graphs: bool = True,
     ) -> None:
         trt = import_tensorrt()
         manifest, plan = _read(Path(folder))
-        self.config = ModelConfig(**manifest["config"])
+        self.config, options = ModelConfig(**manifest["config"]), manifest["options"]
         self.page_size: int = manifest["limits"]["page_size"]
         self._profiles: dict[str, Any] = manifest["profiles"]
+        self._top_k = min(options["top_k"], self.config.vocab_size)
+        self._gathers = options["attention"] == "gather"
         self._lock = Lock()
         self._device: Device | None = Device(ordinal)
-        self._log, self._engine = new_log(trt), None
-        self._contexts: dict[str, Any] = {}
-        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._log = new_log(trt)
+        self._engine: Any = None
+        self._graphs: CudaGraphs | None = None
+        self._executions: dict[str | int, Execution] = {}
+        self._latest: tuple[TopLogits, NDArray[np.intp]] | None = None
         try:
             with self._device.current():
+                if use_graphs and not self._gathers:
+                    self._graphs = cuda_graphs(self._device.stream)
                 self._load(trt, self._device, Path(folder), plan)
-                self._pages = DevicePages(self._device, self.config, num_pages, self.page_size, num_host_pages)
+                sizes = self.page_size, num_host_pages, 4 if manifest["dtype"] == "float32" else 2
+                self._pages = DevicePages(self._device, self.config, num_pages, *sizes, spare=self._gathers)
                 self.num_pages, self.num_host_pages = self._pages.num_pages, num_host_pages
                 if self.num_pages > (most := manifest["limits"]["num_pages"]):
                     raise RunnerError(f"{folder}: built for at most {most} pages, got {self.num_pages}")
-                self._bind(self._device)
+                self._bind(self._device, min(options["top_k"], self.config.vocab_size))
         except BaseException:
             self.close()
             raise
 
     def _load(self, trt: Any, device: Device, folder: Path, plan: bytes) -> None:
-        """Make a context for each profile; they share scratch memory, as only one of them runs at a time."""
-        self._engine = engine = trt.Runtime(self._log).deserialize_cuda_engine(plan)
-        if engine is None:
+        self._engine = trt.Runtime(self._log).deserialize_cuda_engine(plan)
+        if self._engine is None:
             raise EngineBuildError(f"{folder}: TensorRT can't load the engine: {self._log.words()}")
-        sizes = [engine.get_device_memory_size_for_profile_v2(i) for i in range(len(self._profiles))]
-        scratch = device.allocate(max(sizes), "activations")
-        for i, name in enumerate(self._profiles):
-            context = engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-            if context is None:
-                raise EngineBuildError(f"{folder}: TensorRT makes no execution context: {self._log.words()}")
-            self._contexts[name], self._shapes[name] = context, {}
-            self._require(context.set_optimization_profile_async(i, device.stream), "set_optimization_profile_async")
-            context.set_device_memory(scratch, max(sizes))
-        device.synchronize()
+        sizes = buckets(self._profiles["decode"]["input_ids"][2][0]) if self._graphs else []
+        fixed = dict.fromkeys(sizes, self._graphs) if self._graphs else {}
+        self._executions = executions(trt, self._engine, self._log, device, list(self._profiles), fixed)
 
-    def _bind(self, device: Device) -> None:
+    def _bind(self, device: Device, top_k: int) -> None:
         """Allocate the buffers of the largest step and tell all contexts, once, where everything is."""
-        config, addresses = self.config, self._pages.addresses()
-        self._staging: dict[str, NDArray[np.uint8]] = {}
-        for name, (dtype, _) in TYPES.items():
-            largest = max(math.prod(ranges[name][2]) for ranges in self._profiles.values()) * dtype.itemsize
-            self._staging[name] = device.pinned(largest, name)
-            addresses[name] = device.allocate(largest, name)
-        most_rows = max(ranges["logits_indices"][2][0] for ranges in self._profiles.values())
-        self._logits = device.pinned(most_rows * config.vocab_size * 4, "logits")
-        addresses["logits"] = device.allocate(most_rows * config.vocab_size * 4, "logits")
-        for kind in ("key", "value"):  # the caches are updated in place
-            addresses |= {f"{kind}_cache_out.{i}": addresses[f"{kind}_cache.{i}"] for i in range(config.num_layers)}
-        self._addresses = addresses
-        page = self.page_size, config.kv_num_heads, config.head_size
-        for name in self._contexts:
-            for tensor, address in addresses.items():
-                self._require(self._contexts[name].set_tensor_address(tensor, address), f"set_tensor_address {tensor}")
-                if tensor.startswith(("key_cache.", "value_cache.")):
-                    self._set_shape(name, tensor, (self.num_pages, *page))
+        self._buffers = StepBuffers(device, self._profiles, self.config.vocab_size, top_k)
+        pages, page = self._pages.addresses(), (self.page_size, self.config.kv_num_heads, self.config.head_size)
+        for execution in self._executions.values():
+            execution.bind(pages | self._buffers.addresses)
+            for name in pages:
+                if "_out" not in name:
+                    execution.set_shape(name, (self.num_pages, *page))
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         """Run one step: see `PagedModel.forward`.
@@ -126,54 +130,86 @@ class TensorRTModel:
             CUDA failed. Only `close` is of use then.
         """
         with self._lock:
+            [logits], where = self._step("forward", inputs, ["logits"])
+            return logits[where]
+
+    def forward_top(self, inputs: Mapping[str, np.ndarray]) -> TopLogits:
+        """Run one step as `forward` does; bring back the largest logits alone, see `TopModel.forward_top`."""
+        with self._lock:
+            (values, ids, log_total), where = self._step("forward_top", inputs, TOP)
+            top = TopLogits.sorted_by_id(ids[where], values[where], log_total[where, 0], self.config.vocab_size)
+            self._latest = top, where
+            return top
+
+    def whole_rows(self, top: TopLogits, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Return all logits of some rows of the last step, float32 (len(rows), vocab_size).
+
+        `top` is what `forward_top` returned for it; `RunnerError` if another step has been run since.
+        """
+        with self._lock:
             if (device := self._device) is None:
-                raise RunnerError("forward() after close()")
-            self._check(inputs)
-            # Rows may be asked for twice, for samples of one prompt, or not at all; the engine computes each once.
-            rows, where = np.unique(inputs["logits_indices"], return_inverse=True)
+                raise RunnerError("whole_rows() after close()")
+            if self._latest is None or self._latest[0] is not top:
+                raise RunnerError("whole_rows() of a step that is not the last one: its logits are gone")
+            with device.current():
+                return self._buffers.download_each("logits", self._latest[1][list(rows)].tolist())
+
+    def _step(
+        self, call: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]
+    ) -> tuple[list[NDArray[Any]], NDArray[np.intp]]:
+        """Check and run a step; return the rows of these outputs, and in which of them each wanted row is."""
+        self._latest = None
+        if (device := self._device) is None:
+            raise RunnerError(f"{call}() after close()")
+        self._check(inputs)
+        # Rows may be asked for twice, for samples of one prompt, or not at all; the engine computes each once.
+        rows, where = np.unique(inputs["logits_indices"], return_inverse=True)
+        feed = {
+            **{name: inputs[name] for name in TYPES},
+            "logits_indices": rows if rows.size else np.zeros(1, np.int64),
+        }
+        with device.current():
             if not len(inputs["input_ids"]):
-                return np.empty((0, self.config.vocab_size), np.float32)
-            wanted = rows if rows.size else np.zeros(1, np.int64)
-            feed = {**{name: inputs[name] for name in TYPES}, "logits_indices": wanted}
-            return self._run(device, feed)[where]
+                return [self._buffers.download(name, 0, 0) for name in outputs], where
+            return self._run(device, feed, outputs), where
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
         config = self.config
         require_valid(inputs, config.vocab_size)
-        indices = (inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table"))
+        indices = [inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")]
         sizes = len(inputs["input_ids"]), self.num_pages, self.page_size, config.max_position
         validate(*indices, *sizes, config.sliding_window or -1)
+        if self._gathers and sizes[0] and not indices[0][-1]:
+            raise RunnerError("a step of padding alone, which an engine that gathers pages can't do")
 
-    def _run(self, device: Device, feed: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
+    def _run(self, device: Device, feed: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[NDArray[Any]]:
+        execution, placed = self._placed(feed)
+        try:
+            for name, array in placed.items():
+                self._buffers.upload(name, array)
+                execution.set_shape(name, array.shape)
+            execution.queue(device.stream)
+            if self._gathers:
+                self._pages.take_over()
+            results = [self._buffers.download(name, 0, len(feed["logits_indices"])) for name in outputs]
+        except BaseException:
+            device.drain()  # the buffers belong to the copies until they are done
+            raise
+        device.synchronize()
+        execution.capture(device.stream)
+        return results
+
+    def _placed(self, feed: Mapping[str, np.ndarray]) -> tuple[Execution, Mapping[str, np.ndarray]]:
+        """Return who runs a step, and the step, padded where that is wanted."""
         shapes = {name: array.shape for name, array in feed.items()}
         if (profile := fitting(self._profiles, shapes)) is None:
             largest = {name: tuple(list(self._profiles.values())[-1][name][2]) for name in shapes}
             raise RunnerError(f"a step of shapes {shapes} is more than the engine was built for: {largest}")
-        logits = self._logits[: len(feed["logits_indices"]) * self.config.vocab_size * 4]
-        with device.current():
-            try:
-                for name, array in feed.items():
-                    staged = self._staging[name][: array.nbytes]
-                    staged.view(array.dtype).reshape(array.shape)[...] = array
-                    device.upload(self._addresses[name], staged)
-                    self._set_shape(profile, name, array.shape)
-                queued = self._contexts[profile].execute_async_v3(device.stream)
-                self._require(queued, "execute_async_v3")
-                device.download(logits, self._addresses["logits"])
-            except BaseException:
-                device.drain()  # the buffers belong to the copies until they are done
-                raise
-            device.synchronize()
-        return logits.view(np.float32).reshape(-1, self.config.vocab_size)
-
-    def _set_shape(self, profile: str, name: str, shape: tuple[int, ...]) -> None:
-        if self._shapes[profile].get(name) != shape:
-            self._require(self._contexts[profile].set_input_shape(name, shape), f"set_input_shape {name} {shape}")
-            self._shapes[profile][name] = shape
-
-    def _require(self, done: bool, call: str) -> None:
-        if not done:
-            raise RunnerError(f"TensorRT refuses {call}: {self._log.words()}")
+        if profile in self._executions:
+            return self._executions[profile], feed
+        needed = max(len(feed[name]) for name in ("input_ids", "past_seqlens", "logits_indices"))
+        size = min(size for size in self._executions if isinstance(size, int) and size >= needed)
+        return self._executions[size], padded(feed, size, self._profiles["decode"]["block_table"][2][1])
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
@@ -190,7 +226,11 @@ class TensorRTModel:
             if device is not None:
                 with suppress(DeviceError), device.current():
                     device.drain()
-                self._contexts, self._engine = {}, None  # before the memory that they were told of
+                    if self._graphs is not None:
+                        self._graphs.close()  # before the contexts that they were captured from
+                for execution in self._executions.values():
+                    execution.close()
+                self._executions, self._engine = {}, None
                 device.close()
 
 
