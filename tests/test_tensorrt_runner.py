@@ -1,11 +1,13 @@
 """The TensorRT runner on a fake GPU that computes with the executable spec; no real one has run it."""
 # ruff: noqa: F811 - fixtures are imported, and then named as arguments
 
+import sys
 import threading
 
 import fake_tensorrt
 import numpy as np
 import pytest
+from fake_model import same_scores
 from on_fake_gpu import LIMITS, driver, engine, models, path, trt  # noqa: F401 - fixtures
 from ragged import prompts_for, run_steps, step
 
@@ -20,6 +22,7 @@ from contbatch.errors import (
 from contbatch.runners.model_runner import ModelRunner
 from contbatch.runners.reference import ReferenceModel
 from contbatch.runners.tensorrt import TensorRTModel
+from contbatch.runners.top_runner import TopRunner
 from contbatch.step import PageMove
 from contbatch.tensorrt_limits import EngineLimits
 
@@ -75,6 +78,85 @@ def test_samples_of_a_prompt_share_their_row(path, driver, trt):
         model.close()
     assert answers[0] == answers[1]
     assert "memcpy_dtod_async" in driver.calls  # the last page of the prompt is copied when a sample forks
+    driver.require_clean()
+
+
+MIXED = [
+    cb.SamplingParams(max_tokens=8, ignore_eos=True, logprobs=3),
+    cb.SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0, top_k=9, top_p=0.8, seed=1, logprobs=0),
+    cb.SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0, top_p=0.8, seed=2, prompt_logprobs=1),
+    cb.SamplingParams(max_tokens=8, ignore_eos=True, repetition_penalty=1.5, logprobs=100),
+]
+
+
+def serve_mixed(runner):
+    scheduler = cb.Scheduler(cb.ChunkedPrefill(), num_pages=30, page_size=4, max_num_seqs=4, max_num_batched_tokens=12)
+    requests = [cb.Request(i, ids, p) for i, (ids, p) in enumerate(zip(PROMPTS, MIXED, strict=True))]
+    cb.Engine(scheduler, runner).run(requests)
+    return requests
+
+
+def test_sampled_on_the_device_as_on_the_host(path, driver, trt):
+    with ModelRunner(ReferenceModel(path, 30, 4)) as runner:
+        expected = serve_mixed(runner)
+    with TopRunner(TensorRTModel(engine(path, top_k=20), 30)) as runner:
+        found = serve_mixed(runner)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.output_token_ids == theirs.output_token_ids
+        for scores, wanted in ((ours.logprobs, theirs.logprobs), (ours.prompt_logprobs, theirs.prompt_logprobs)):
+            same_scores(scores, wanted and [w and {t: (p.logprob, p.rank) for t, p in w.items()} for w in wanted], 2e-6)
+    driver.require_clean()
+
+
+def test_only_the_largest_logits_come_back(path, driver, trt, monkeypatch):
+    copied, copy = [], driver.memcpy_dtoh_async
+    monkeypatch.setattr(driver, "memcpy_dtoh_async", lambda to, *rest: (copied.append(to.nbytes), copy(to, *rest)))
+    model = TensorRTModel(engine(path, top_k=5), 30)
+    arrays = step(([1, 2, 3], 0), ([4], 0), table=[[0], [1]], logits=[2, 3, 2])
+    top = model.forward_top(arrays)
+    assert sum(copied) == 2 * (5 * 8 + 4)
+    copied.clear()
+    rows = model.whole_rows(top, [2, 0])
+    assert sum(copied) == 256 * 4
+    expected = ReferenceModel(path, 4, 4).forward(arrays)
+    np.testing.assert_array_equal(rows, expected[[2, 0]])
+    best = np.sort(np.argsort(-expected, axis=1, kind="stable")[:, :5], axis=1)
+    np.testing.assert_array_equal(top.ids, best)
+    np.testing.assert_array_equal(top.values, np.take_along_axis(expected, best, 1))
+    np.testing.assert_allclose(top.log_total, np.log(np.exp(expected.astype(float)).sum(1)), rtol=1e-6)
+    model.forward_top(arrays)
+    with pytest.raises(RunnerError, match="not the last one: its logits are gone"):
+        model.whole_rows(top, [0])
+    nothing = {name: array[:0] for name, array in arrays.items()} | {"cumulative_sequence_length": np.zeros(1, "i4")}
+    assert model.forward_top(nothing).ids.shape == (0, 5)
+    model.close()
+    for use in (lambda: model.forward_top(arrays), lambda: model.whole_rows(top, [])):
+        with pytest.raises(RunnerError, match="after close"):
+            use()
+    driver.require_clean()
+
+
+def test_an_engine_that_gathers_pages(path, driver, trt, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    sequences = prompts_for(STEPS, 256)
+    expected = run_steps(ReferenceModel(path, 30, 4), sequences, STEPS)
+    folder = engine(path, attention="gather")
+    assert (folder.name, trt.registered) == ("gather-sm90", [])
+    assert engine(path, attention="gather") == folder
+    assert len(trt.built) == 1
+    model = TensorRTModel(folder, 30)
+    got = run_steps(model, sequences, STEPS)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.1)  # float16; see test_tensorrt_gather for float32
+    assert {kind for kind, _ in trt.log} == {"shape", "run"}
+    page = 4 * 1 * 64 * 2 * 2 * model.config.num_layers
+    assert max(len(allocation.bytes) for allocation in driver.memory.values()) >= 2 * 30 * page  # pages and spare ones
+    assert driver.calls.count("memcpy_dtod_async") == len(STEPS)
+    padding = step(([1, 2], 0), table=[[0]]) | {"cumulative_sequence_length": np.zeros(2, np.int32)}
+    with pytest.raises(RunnerError, match="a step of padding alone"):
+        model.forward(padding)
+    model.move_pages([PageMove("copy", 0, 1)])
+    model.close()
     driver.require_clean()
 
 

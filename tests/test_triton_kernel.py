@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from paged_problem import BF16, Problem, check, problems, same_bits
 
 from contbatch.errors import RunnerError, UnsupportedModelError
+from contbatch.inputs import TYPES, padded
 from contbatch.plugins.paged_attention.variant import HEAD_SIZES, Tactic, Variant, default_tactics
 
 pytest.importorskip("triton", reason="the GPU kernel is written in Triton: pip install 'contbatch[ptx]' (Linux)")
@@ -53,6 +54,17 @@ def test_window(window, num_splits):
     result = passes(problem, num_splits=num_splits)
     problem.table[0, : max(0, 50 - window + 1) // 16] = -1  # pages before every window may be unmapped
     assert same_bits(interpreted.run(problem, num_splits=num_splits), result)
+
+
+def test_steps_padded_for_a_cuda_graph_write_nothing_more():
+    problem = Problem([(20, 2), (5, 1)], pages=np.float16, rotary_dim=64)
+    result = passes(problem)
+    arrays = problem.qkv[:, 0].astype(np.int64), *problem.steps()[:3], np.zeros(1, np.int64)
+    new = padded(dict(zip(TYPES, arrays, strict=True)), 8, problem.table.shape[1] + 3)
+    problem.cumulative, problem.past, problem.table = list(new.values())[1:4]
+    problem.qkv = np.concatenate([problem.qkv, np.ones((5, problem.qkv.shape[1]), np.float32)])
+    output, *caches = passes(problem)
+    assert same_bits([output[:3], *caches], result)
 
 
 def test_257_sequences():  # CASES 26
