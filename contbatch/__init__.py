@@ -4,7 +4,10 @@ Nothing heavy is imported until a name is used.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from contbatch.doctor import missing_packages_named
 
 if TYPE_CHECKING:
     from contbatch import arrivals, errors, lengths, plots, traces
@@ -186,11 +189,14 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("contbatch")
     if name not in _WHERE:
         raise AttributeError(f"module 'contbatch' has no attribute {name!r}")
     if not _WHERE[name]:
         return import_module(f"contbatch.{name}")
-    value = globals()[name] = getattr(import_module(f"contbatch.{_WHERE[name]}"), name)
+    with missing_packages_named():
+        value = globals()[name] = getattr(import_module(f"contbatch.{_WHERE[name]}"), name)
     return value
 
 

@@ -1,12 +1,21 @@
 """Runners by name; each imports its runtime when it is made, and exports the model in the type that it takes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contbatch.build import build
+from contbatch.checks import require
 from contbatch.errors import InvalidRequestError
+from contbatch.export import read_config
+from contbatch.policies import Policy
 from contbatch.runners.model_runner import ModelRunner
+from contbatch.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from contbatch.tensorrt_build import BuildOptions
 
 
 def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
@@ -34,23 +43,78 @@ def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_t
 
 
 def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
-    from contbatch.runners.device import Device
     from contbatch.runners.tensorrt import TensorRTModel
     from contbatch.runners.top_runner import TopRunner
-    from contbatch.tensorrt_build import build_engine
-    from contbatch.tensorrt_library import import_tensorrt
-    from contbatch.tensorrt_limits import EngineLimits
 
-    dtypes = {"f16": "float16", "bf16": "bfloat16"}
-    if precision not in dtypes or num_threads is not None:
+    if precision not in _DTYPES or num_threads is not None:
         options = f"precision {precision!r} and num_threads {num_threads}"
         raise InvalidRequestError(f"backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads, got {options}")
-    import_tensorrt()
-    Device().close()  # what is missing is told before the model is exported
-    names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"
-    model = build(source, dtypes[precision]) / "model.onnx"
-    folder = build_engine(model, EngineLimits(**{name: limits[name] for name in names}))
+    folder = engine_of(source, limits, precision)
     return TopRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
+
+
+_DTYPES = {"f16": "float16", "bf16": "bfloat16"}
+
+
+def engine_of(
+    source: Path,
+    limits: Mapping[str, Any],
+    precision: str = "f16",
+    options: "BuildOptions | None" = None,
+    *,
+    cache_dir: Path | None = None,
+    ordinal: int = 0,
+) -> Path:
+    """Return the folder of a model's TensorRT engine, exported and built now unless the cache has it.
+
+    Parameters
+    ----------
+    source : path
+        What `contbatch.catalog.fetch` found.
+    limits : mapping
+        max_num_seqs, max_num_batched_tokens, num_pages and page_size. num_pages may be a fraction in (0, 1): the engine
+        then takes as many as fit in all of the GPU's memory.
+    precision : {"f16", "bf16"}
+    options : BuildOptions, optional
+    cache_dir : path, optional
+        In place of `contbatch.catalog.cache_dir()`.
+    ordinal : int
+        The GPU.
+
+    Raises
+    ------
+    InvalidRequestError
+        A limit out of its range.
+    ContbatchError
+        See `contbatch.build.build` and `contbatch.tensorrt_build.build_engine`. A missing GPU or package is told before
+        the model is exported.
+    """
+    from contbatch.runners.device import Device
+    from contbatch.tensorrt_build import build_engine
+    from contbatch.tensorrt_library import import_tensorrt
+    from contbatch.tensorrt_limits import EngineLimits, pages_within
+
+    import_tensorrt()
+    with closing(Device(ordinal)) as device, device.current():
+        memory = device.total_bytes()
+    numbers = {name: limits[name] for name in ("max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size")}
+    fraction = isinstance(numbers["num_pages"], float)
+    if fraction:
+        require(0 < limits["num_pages"] < 1, "num_pages", limits["num_pages"], "an integer ≥ 1 or a fraction in (0, 1)")
+    most = EngineLimits(**numbers | ({"num_pages": 1} if fraction else {}))
+    model = build(source, _DTYPES[precision], cache_dir) / "model.onnx"
+    if fraction:
+        most = replace(most, num_pages=max(1, pages_within(memory, read_config(model), most.page_size)))
+    return build_engine(model, most, options, ordinal=ordinal)
+
+
+def require_limits(backend: str, policy: Policy, limits: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` for limits that no scheduler takes, before anything is loaded."""
+    if isinstance(pages := limits["num_pages"], float):
+        wanted = "an integer ≥ 1, or with backend 'tensorrt' a fraction in (0, 1) of the GPU's memory"
+        require(backend == "tensorrt" and 0 < pages < 1, "num_pages", pages, wanted)
+        limits = {**limits, "num_pages": 1}
+    Scheduler(policy, **limits)
 
 
 BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference, "tensorrt": _tensorrt}

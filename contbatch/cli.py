@@ -1,10 +1,11 @@
-"""The command `contbatch`: export a model and its GPU kernels, or look at what this machine can run."""
+"""The command `contbatch`: export a model and its GPU kernels, build its engine, or see what this machine can run."""
 
 import argparse
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from contbatch.errors import ContbatchError
 
@@ -34,9 +35,53 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--ptx", nargs="*", type=int, metavar="SM", help=about)
     export.add_argument("--page-size", type=int, default=16, metavar="N", help="of --ptx: positions per page (16)")
     export.add_argument("--num-splits", type=int, default=1, metavar="N", help="of --ptx: programs per sequence (1)")
+    _add_build(commands)
     doctor = commands.add_parser("doctor", help="what is installed, which GPU is there, which backend would run")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_build(commands: Any) -> None:
+    build = commands.add_parser(
+        "build", help="build a model's TensorRT engine on this machine's GPU, as LLM would; print the folder"
+    )
+    build.set_defaults(run=_build)
+    build.add_argument("model", help="smollm2-135m, a GGUF file, a Hugging Face directory or hub id")
+    build.add_argument("--precision", choices=["f16", "bf16"], default="f16", help="f16")
+    build.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="in place of engines/ or the user's cache")
+    numbers = {"max-num-seqs": (64, "seats"), "max-num-batched-tokens": (512, "tokens of a step")}
+    numbers |= {"page-size": (16, "positions per page"), "num-splits": (1, "programs per sequence")}
+    numbers |= {"top-k": (64, "logits of a row that come back by themselves")}
+    for name, (default, about) in numbers.items():
+        build.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{about} ({default})")
+    build.add_argument(
+        "--num-pages",
+        type=_pages,
+        default=1024,
+        metavar="N",
+        help="most (1024), or a fraction: what the GPU holds",
+    )
+    build.add_argument("--attention", choices=["paged", "gather"], default="paged", help="gather: no plugin")
+    build.add_argument("--workspace-mib", type=int, default=1024, metavar="N", help="scratch memory of a kernel (1024)")
+    build.add_argument("--gpu", type=int, default=0, metavar="N", help="which, as CUDA counts them (0)")
+
+
+def _pages(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
+
+
+def _build(options: argparse.Namespace) -> int:
+    from contbatch.backends import engine_of
+    from contbatch.catalog import fetch
+    from contbatch.tensorrt_build import BuildOptions
+
+    names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"
+    limits = {name: getattr(options, name) for name in names}
+    forms = {name: getattr(options, name) for name in ("num_splits", "attention", "top_k")}
+    chosen = BuildOptions(workspace_bytes=options.workspace_mib << 20, **forms)
+    where = {"cache_dir": options.cache_dir, "ordinal": options.gpu}
+    print(engine_of(fetch(options.model), limits, options.precision, chosen, **where))
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:

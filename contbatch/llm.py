@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from contbatch.backends import BACKENDS, PRECISION
+from contbatch.backends import BACKENDS, PRECISION, require_limits
 from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
+from contbatch.doctor import missing_packages_named
 from contbatch.engine_run import OnFinish
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
@@ -20,7 +21,6 @@ from contbatch.prompts import Messages, Prompt, listed, parts
 from contbatch.request import Request, RequestStatus
 from contbatch.request_list import make_requests
 from contbatch.sampling_params import SamplingParams
-from contbatch.scheduler import Scheduler
 from contbatch.stream import TextStream
 from contbatch.text_engine import TextEngine, new_engine, output_of, output_of_beams
 from contbatch.tokenizer import load_tokenizer
@@ -43,7 +43,8 @@ class LLM:
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
-        The page pool; num_pages * page_size tokens of keys and values in all.
+        The page pool; num_pages * page_size tokens of keys and values in all. On "tensorrt", num_pages may be the
+        fraction, in (0, 1), of the memory that the model leaves free on the GPU.
     max_num_seqs, max_num_batched_tokens : int
         Seats, and the token budget of a step.
     prefix_cache : bool
@@ -63,7 +64,7 @@ class LLM:
         backend: str = "cpu",
         precision: str | None = None,
         policy: Policy | None = None,
-        num_pages: int = 1024,
+        num_pages: int | float = 1024,
         page_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
@@ -78,13 +79,14 @@ class LLM:
         limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
-        Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
-        source = fetch(model)
-        self._name, self._precision = source.name, precision or PRECISION[backend]
-        self.tokenizer = load_tokenizer(source)
-        self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
+        require_limits(backend, self.policy, self._limits)
+        with missing_packages_named():
+            source = fetch(model)
+            self._name, self._backend, self._precision = source.name, backend, precision or PRECISION[backend]
+            self.tokenizer = load_tokenizer(source)
+            self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
         self.config = self.runner.model.config
-        self._limits["max_model_len"] = self.config.max_position
+        self._limits |= {"max_model_len": self.config.max_position, "num_pages": self.runner.model.num_pages}
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
 
     # ---- answers -------------------------------------------------------------------------------------------------
@@ -236,6 +238,10 @@ class LLM:
     def close(self) -> None:
         """Free the model and its pages; idempotent. Later calls raise `RunnerError`."""
         self.runner.close()
+
+    def __repr__(self) -> str:
+        pages = "{num_pages} pages of {page_size} tokens, {max_num_seqs} seats".format(**self._limits)
+        return f"<LLM {self._name}: {self._backend} {self._precision}, {pages}, {self.policy!r}>"
 
     def __enter__(self) -> "LLM":
         return self

@@ -50,6 +50,10 @@ class Result:
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
 
+    def __repr__(self) -> str:
+        finished = f"{len(self.finished)} of {len(self.requests)} requests finished"
+        return f"<Result: {finished}, {self.steps.num_steps.sum():.0f} steps, {self.duration_s:.3g} s>"
+
     @property
     def finished(self) -> pd.DataFrame:
         """The rows of the requests that came to their end: finish reason "stop" or "length"."""

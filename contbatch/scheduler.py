@@ -77,6 +77,10 @@ class Scheduler:
         self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
 
+    def __repr__(self) -> str:
+        pages = f"{self.pool.num_available} of {self.pool.num_pages} pages free"
+        return f"<Scheduler {self.policy!r}: {len(self.running)} running, {len(self.waiting)} waiting, {pages}>"
+
     # ---- requests come and go ------------------------------------------------------------------------------------
 
     def validate(self, request: Request) -> None:
@@ -156,10 +160,7 @@ class Scheduler:
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
         if self.requests and all(grant.padding for grant in step.grants):
-            raise StalledError(
-                f"{self.policy!r} planned nothing of use while {len(self.waiting)} requests wait and "
-                f"{len(self.running)} run ({self.pool.num_available} of {self.pool.num_pages} pages free)"
-            )
+            raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step
 
     def vacate(self, request: Request) -> None:
@@ -219,9 +220,7 @@ class Scheduler:
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""
         ended = [r for r in self.running if r.finish_reason is not None]
-        if not ended:
-            return
-        if self.policy.may_leave(tuple(self.running)):
+        if ended and self.policy.may_leave(tuple(self.running)):
             for request in ended:
                 self.leave(request)
             self.running = [r for r in self.running if r.status is not FINISHED]

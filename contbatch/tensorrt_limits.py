@@ -54,6 +54,11 @@ class EngineLimits:
         return ranges
 
 
+def pages_within(num_bytes: int, config: ModelConfig, page_size: int, itemsize: int = 2) -> int:
+    """Return how many pages, of all layers, so many bytes hold."""
+    return num_bytes // (2 * config.num_layers * page_size * config.kv_num_heads * config.head_size * itemsize)
+
+
 def buckets(largest: int) -> list[int]:
     """Return the sizes that steps are padded to, ascending: the powers of two below `largest`, and `largest`."""
     return [2**i for i in range((largest - 1).bit_length())] + [largest]

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import sys
+from pathlib import Path
 
 import fake_cuda
 import fake_tensorrt
@@ -14,6 +15,7 @@ from on_fake_gpu import LIMITS, SIZES, driver, engine, models, path, trt  # noqa
 from tiny_llm import greedy, tokens_of, write_tiny
 
 import contbatch as cb
+from contbatch import cli
 from contbatch.errors import (
     DeviceError,
     EngineBuildError,
@@ -173,6 +175,86 @@ def test_an_llm_on_the_backend_answers_as_the_reference_model(tiny, driver, trt,
     assert found == [tuple(r.output_token_ids) for r in requests]
     assert trt.built[0].profiles[0].ranges["input_ids"] == [(1,), (2,), (2,)]
     driver.require_clean()
+
+
+def test_a_fraction_of_the_memory_becomes_a_number_of_pages(tiny, driver, trt):
+    with cb.LLM(tiny, backend="tensorrt", num_pages=0.5, page_size=4, max_num_seqs=2) as llm:
+        page = 4 * 1 * 64 * 2 * 2 * llm.config.num_layers
+        have, most = llm.runner.model.num_pages, trt.built[0].profiles[0].ranges["key_cache.0"][2][0]
+        assert most == driver.total // page
+        assert 0.4 * most < have < 0.5 * most
+        assert f"tensorrt f16, {have} pages of 4 tokens" in repr(llm)
+        assert llm.num_free_pages == llm.description()["num_pages"] == have
+        tokens_of(llm)
+    with cb.LLM(tiny, backend="tensorrt", num_pages=0.25, page_size=4, max_num_seqs=2) as llm:
+        assert llm.runner.model.num_pages < 0.6 * have
+    assert len(trt.built) == 1  # the same engine serves any fraction
+    driver.require_clean()
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_pages"), [("cpu", 0.9), ("reference", 0.9), ("tensorrt", 1.0), ("tensorrt", 2.5)]
+)
+def test_a_fraction_is_one_and_of_a_gpu(backend, num_pages, tiny, driver, trt):
+    wanted = r"an integer ≥ 1, or with backend 'tensorrt' a fraction in \(0, 1\) of the GPU's memory"
+    with pytest.raises(InvalidRequestError, match=f"num_pages must be {wanted}, got {num_pages}"):
+        cb.LLM(tiny, backend=backend, num_pages=num_pages)
+    assert not driver.calls
+
+
+def test_the_command_builds_what_an_llm_loads(tiny, driver, trt, capsys, monkeypatch, tmp_path):
+    limits = ["--max-num-seqs", "2", "--num-pages", "40", "--page-size", "4"]
+    assert cli.main(["build", str(tiny), *limits]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert (folder.name, len(trt.built)) == ("tensorrt-sm90", 1)
+    cb.LLM(tiny, backend="tensorrt", num_pages=40, page_size=4, max_num_seqs=2).close()
+    assert len(trt.built) == 1
+    others = [
+        "--attention",
+        "gather",
+        "--precision",
+        "bf16",
+        "--top-k",
+        "7",
+        "--workspace-mib",
+        "3",
+        "--num-pages",
+        "0.5",
+    ]
+    assert cli.main(["build", str(tiny), *others, "--cache-dir", str(tmp_path / "other")]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert folder.parents[1] == tmp_path / "other"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["options"] == {"num_splits": 1, "workspace_bytes": 3 << 20, "attention": "gather", "top_k": 7}
+    assert (manifest["dtype"], manifest["limits"]["page_size"]) == ("bfloat16", 16)
+    assert manifest["limits"]["num_pages"] == driver.total // (16 * 64 * 2 * 2 * 2)
+    driver.require_clean()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--top-k", "0"], r"top_k must be an integer in \[1, 3840\], got 0"),
+        (["--num-pages", "1.5"], r"num_pages must be an integer ≥ 1 or a fraction in \(0, 1\), got 1.5"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be an integer ≥ 1, got 0"),
+        (["--gpu", "3"], "GPU 3 asked for, CUDA finds 1"),
+        (["--attention", "gather", "--num-splits", "2"], "num_splits must be 1 where pages are gathered, got 2"),
+    ],
+)
+def test_the_command_names_what_is_wrong(wrong, told, tiny, driver, trt, capsys, tmp_path):
+    assert cli.main(["build", str(tiny), *wrong]) == 1
+    assert re.fullmatch(f"contbatch: error: {told}\n", capsys.readouterr().err)
+    assert not list(tmp_path.glob("cache/*/model.onnx"))
+
+
+def test_the_command_where_there_is_no_gpu(tiny, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    assert cli.main(["build", str(tiny)]) == 1
+    assert "the backend 'tensorrt' needs TensorRT: pip install 'contbatch[tensorrt]'" in capsys.readouterr().err
+    driver = fake_cuda.Driver(gpus=0).install(monkeypatch)
+    fake_tensorrt.install(monkeypatch, driver)
+    assert cli.main(["build", str(tiny)]) == 1
+    assert "no usable GPU: cuInit failed: no CUDA-capable device is detected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{"precision": "f32"}, {"precision": "f8"}, {"num_threads": 2}])

@@ -71,6 +71,10 @@ class Device:
         """Return how much of the GPU's memory nobody has."""
         return int(self._cuda.mem_get_info()[0])
 
+    def total_bytes(self) -> int:
+        """Return how much memory the GPU has."""
+        return int(self._cuda.mem_get_info()[1])
+
     def allocate(self, num_bytes: int, what: str) -> int:
         """Allocate memory of the GPU, aligned to 256 bytes, and return its address; `what` is for the error."""
         try:
