@@ -178,6 +178,7 @@ def build_plan(
     if not parser.parse_from_file(str(graph)):
         told = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise EngineBuildError(f"{graph}: TensorRT's parser refuses it: {told}; {log.words()}")
+    _allow_plain_attention(trt, network)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
@@ -198,6 +199,16 @@ def build_plan(
     part.write_bytes(cache.serialize())
     os.replace(part, timings)
     return engine
+
+
+def _allow_plain_attention(trt: Any, network: Any) -> None:
+    """Let TensorRT compute ONNX's Attention in several steps where it has no kernel of one: else it refuses to build."""
+    if not hasattr(trt, "IAttentionInputLayer"):  # nor has it such kernels
+        return
+    for i in range(network.num_layers):
+        if (layer := network.get_layer(i)).type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer  # NVIDIA's way to a layer's own attributes
+            layer.attention.decomposable = True
 
 
 def _timing_cache(config: Any, timings: Path) -> Any:

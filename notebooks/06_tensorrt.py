@@ -51,6 +51,13 @@ node = next(node for node in graph.node if node.domain)
 print({a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
 
 # %% [markdown]
+# At its end stand the 64 largest logits of each row and the sum of all: greedy and top-k sampling need no more, so the GPU keeps
+# the rest.
+
+# %%
+print({v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.output if "cache" not in v.name})
+
+# %% [markdown]
 # What goes in: the tokens of all sequences side by side, what belongs to whom, and the pages. Keys and values come back as outputs
 # that *alias* the inputs: the kernel writes into the pages, nothing is copied.
 
@@ -141,6 +148,30 @@ rows = [(*shape, 9 * 64) for shape in limits.profiles(config)["prompts"]["input_
 ranges = {name: limits.profiles(config)["prompts"].get(name, rows) for name in names}
 plan = build_plan(rtx, segments, {"prompts": ranges}, BuildOptions(), sm=120, progress=False)
 print(names, "built" if memoryview(plan).nbytes > 1e6 else "too small")
+
+# %% [markdown]
+# ## Without the plugin
+#
+# The same model with ONNX's own operators in its place: each token's pages are gathered, then ONNX's Attention reads them. TensorRT-RTX
+# builds that as a whole.
+
+# %%
+gathering = write_tensorrt_onnx(model, page_size=16, attention="gather")
+names = Counter(node.op_type for node in onnx.load(gathering, load_external_data=False).graph.node)
+print({name: names[name] for name in ("Gather", "ScatterND", "Attention", "TopK")})
+(model.parent / "timings-sm120.cache").unlink()  # of the other build: without a GPU nothing was measured
+small = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, num_pages=128, page_size=16)
+plan = build_plan(rtx, gathering, small.profiles(config), BuildOptions(), sm=120, progress=False)
+print("built" if memoryview(plan).nbytes > 1e6 else "too small")
+
+# %% [markdown]
+# It computes the same, and pays for it: here are the keys and values that a step of 64 decoding sequences reads, each of 300 tokens, in a
+# table that is as wide as the longest sequence, of 2000.
+
+# %%
+page = 16 * 2 * config.kv_num_heads * config.head_size * 2 * config.num_layers
+reads = pd.Series({"plugin: pages that sequences have": 63 * -(-300 // 16) + 125, "gather: pages of the table": 64 * 125})
+print((reads * page / 1e6).round(1).to_string())
 
 # %% [markdown]
 # ## All of it

@@ -72,3 +72,16 @@ def logged_and_monitored():
 def test_logger_and_monitor_derive_from_the_real_interfaces():
     expected = True, "too big", "TensorRT gave no reason", (True, True), True
     assert stubbed_tensorrt.submit(logged_and_monitored) == expected
+
+
+def attention_names():
+    import tensorrt as trt
+
+    there = trt.IAttentionInputLayer.attention, trt.IAttention.decomposable, trt.LayerType.ATTENTION_INPUT
+    return len(there), trt.INetworkDefinition.get_layer.__doc__.partition("\n")[0]
+
+
+def test_what_gathering_engines_need_of_attention_is_there():
+    count, signature = stubbed_tensorrt.submit(attention_names)
+    assert count == 3
+    assert "index" in signature

@@ -73,8 +73,12 @@ def test_it_builds_what_we_export(form, dtype, process, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "form",
-    [{"qk_norm": True, "sliding_window": 40}, {"attention_softcap": 5.0, "rotary_interleaved": True, "rotary_dim": 32}],
-    ids=["qwen3", "softcap"],
+    [
+        {"qk_norm": True, "sliding_window": 40},
+        {"attention_softcap": 5.0, "rotary_interleaved": True, "rotary_dim": 32},
+        {"num_heads": 3, "kv_num_heads": 1},  # it has no single kernel for
+    ],
+    ids=["qwen3", "softcap", "3 heads"],
 )
 def test_it_builds_the_whole_model_where_pages_are_gathered(form, dtype, process, tmp_path):
     model = export_onnx(random_model(0, **SIZES | form), tmp_path / "model.onnx", dtype)
