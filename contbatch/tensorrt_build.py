@@ -202,7 +202,7 @@ def build_plan(
 
 
 def _allow_plain_attention(trt: Any, network: Any) -> None:
-    """Let TensorRT compute ONNX's Attention in several steps where it has no kernel of one: else it refuses to build."""
+    """Let TensorRT compute ONNX's Attention in several steps where it has no kernel of one; else it builds nothing."""
     if not hasattr(trt, "IAttentionInputLayer"):  # nor has it such kernels
         return
     for i in range(network.num_layers):

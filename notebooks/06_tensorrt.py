@@ -165,8 +165,8 @@ plan = build_plan(rtx, gathering, small.profiles(config), BuildOptions(), sm=120
 print("built" if memoryview(plan).nbytes > 1e6 else "too small")
 
 # %% [markdown]
-# It computes the same, and pays for it: here are the keys and values that a step of 64 decoding sequences reads, each of 300 tokens, in a
-# table that is as wide as the longest sequence, of 2000.
+# It computes the same, and pays for it. A step decodes 64 sequences, 63 of 300 tokens and one of 2000, which makes the table wide. Keys and
+# values that it reads, in MB:
 
 # %%
 page = 16 * 2 * config.kv_num_heads * config.head_size * 2 * config.num_layers
