@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
+    from contbatch.fairness import by_client, jain
     from contbatch.hardware import Hardware
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
     from contbatch.roofline import Roofline
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
+    from contbatch.seeds import confidence
     from contbatch.sessions import AgentLoops, ClosedLoop, Conversations
     from contbatch.simulation import Simulated, simulate
     from contbatch.step import Grant, PageMove, SchedulerOutput
     from contbatch.step_shape import StepShape
     from contbatch.swap_space import SwapSpace
     from contbatch.sweeps import sweep
+    from contbatch.timeline import over_time
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
@@ -111,9 +114,13 @@ _WHERE = {
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
+    "by_client": "fairness",
+    "confidence": "seeds",
     "find_capacity": "capacity",
+    "jain": "fairness",
     "limits_bound": "limits",
     "load_workload": "workload_file",
+    "over_time": "timeline",
     "run": "experiment",
     "simulate": "simulation",
     "sweep": "sweeps",
@@ -169,6 +176,10 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "find_capacity",
     "Capacity",
     "limits_bound",
+    "by_client",
+    "jain",
+    "over_time",
+    "confidence",
     "CostModel",
     "Roofline",
     "Linear",

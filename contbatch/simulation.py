@@ -1,6 +1,6 @@
 """Runs a workload under a policy on a device that is not there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -145,10 +145,11 @@ def simulate(
     engine = Engine(
         scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
     )
-    return engine.run(
+    result = engine.run(
         source.requests(),
         on_finish=source.on_finish,
         in_order=source.in_order,
         progress=progress,
         last_arrival_s=source.last_arrival_s,
     )
+    return replace(result, max_num_seqs=max_num_seqs)
