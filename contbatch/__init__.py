@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
     from contbatch.fairness import by_client, jain
+    from contbatch.fleet import FleetResult, simulate_fleet
     from contbatch.hardware import Hardware
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from contbatch.prefix_cache import PrefixCache
     from contbatch.request import Request, RequestStatus
     from contbatch.roofline import Roofline
+    from contbatch.routers import LeastTokens, PowerOfTwo, PrefixAffinity, RoundRobin, Router
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
     from contbatch.seeds import confidence
@@ -76,10 +78,12 @@ _WHERE = {
     "Engine": "engine",
     "Experiment": "experiment",
     "FairShare": "policies",
+    "FleetResult": "fleet",
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
     "Hardware": "hardware",
     "LLM": "llm",
+    "LeastTokens": "routers",
     "Linear": "cost",
     "Logprob": "logprob",
     "MaxUtilization": "policies",
@@ -93,6 +97,8 @@ _WHERE = {
     "PagePool": "pages",
     "Poisson": "workload",
     "Policy": "policies",
+    "PowerOfTwo": "routers",
+    "PrefixAffinity": "routers",
     "PrefixCache": "prefix_cache",
     "Priority": "policies",
     "Request": "request",
@@ -100,6 +106,8 @@ _WHERE = {
     "RequestStatus": "request",
     "Result": "metrics",
     "Roofline": "roofline",
+    "RoundRobin": "routers",
+    "Router": "routers",
     "SamplingParams": "sampling_params",
     "Scheduler": "scheduler",
     "SchedulerOutput": "step",
@@ -123,6 +131,7 @@ _WHERE = {
     "over_time": "timeline",
     "run": "experiment",
     "simulate": "simulation",
+    "simulate_fleet": "fleet",
     "sweep": "sweeps",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
@@ -170,6 +179,13 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "load_workload",
     "simulate",
     "Simulated",
+    "simulate_fleet",
+    "FleetResult",
+    "Router",
+    "RoundRobin",
+    "LeastTokens",
+    "PrefixAffinity",
+    "PowerOfTwo",
     "Experiment",
     "run",
     "sweep",

@@ -79,3 +79,7 @@ class DeviceError(ContbatchError, RuntimeError):
 
 class ExperimentError(ContbatchError, ValueError):
     """An experiment, or the text that one is to be read from, is wrong."""
+
+
+class RouterError(ContbatchError, RuntimeError):
+    """A router chose a replica that there is not, or is none."""
