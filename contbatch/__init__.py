@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contbatch.capacity import Capacity, find_capacity
     from contbatch.cost import CostModel, Linear
     from contbatch.decision_log import DecisionLog
+    from contbatch.disaggregated import DisaggregatedResult, Link, simulate_disaggregated
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
     from contbatch.fairness import by_client, jain
@@ -75,6 +76,7 @@ _WHERE = {
     "CostModel": "cost",
     "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
+    "DisaggregatedResult": "disaggregated",
     "Engine": "engine",
     "Experiment": "experiment",
     "FairShare": "policies",
@@ -85,6 +87,7 @@ _WHERE = {
     "LLM": "llm",
     "LeastTokens": "routers",
     "Linear": "cost",
+    "Link": "disaggregated",
     "Logprob": "logprob",
     "MaxUtilization": "policies",
     "Measured": "measured",
@@ -131,6 +134,7 @@ _WHERE = {
     "over_time": "timeline",
     "run": "experiment",
     "simulate": "simulation",
+    "simulate_disaggregated": "disaggregated",
     "simulate_fleet": "fleet",
     "sweep": "sweeps",
 }
@@ -181,6 +185,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Simulated",
     "simulate_fleet",
     "FleetResult",
+    "simulate_disaggregated",
+    "DisaggregatedResult",
+    "Link",
     "Router",
     "RoundRobin",
     "LeastTokens",
