@@ -15,8 +15,8 @@ from contbatch.simulation import simulated_engine
 
 SERVER = cb.Simulated(cost=cb.Linear(step_s=0.01, token_s=1e-4, decode_context_s=1e-6))
 SIZES = {"prompt": cb.lengths.Uniform(1, 90), "output": cb.lengths.Uniform(1, 30)}
-POISSON = cb.Poisson(rate=30, num_requests=40, **SIZES)
-CLIENTS = cb.ClosedLoop(num_clients=7, num_requests=40, think_s=0.05, **SIZES)
+POISSON = cb.Poisson(rate=30, num_requests=30, **SIZES)
+CLIENTS = cb.ClosedLoop(num_clients=7, num_requests=30, think_s=0.05, **SIZES)
 CHATS = cb.Conversations(arrivals=cb.arrivals.PoissonArrivals(20), num_conversations=8, turns_each=3, **SIZES)
 WORKLOADS = st.builds(
     lambda load, seed: load.replace(seed=seed), st.sampled_from([POISSON, CLIENTS, CHATS]), st.integers(0, 99)
@@ -26,7 +26,7 @@ ROUTERS = st.sampled_from([cb.RoundRobin(), cb.LeastTokens(), cb.PowerOfTwo(5), 
 TIGHT = {"num_pages": 24, "max_num_seqs": 6, "max_num_batched_tokens": 64}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(WORKLOADS, POLICIES, ROUTERS, st.booleans())
 def test_one_replica_is_a_server(workload, policy, router, prefix_cache):
     limits = {**TIGHT, "prefix_cache": prefix_cache}
@@ -38,7 +38,7 @@ def test_one_replica_is_a_server(workload, policy, router, prefix_cache):
     assert (fleet.token_s, fleet.end_s, fleet.max_num_seqs) == (alone.token_s, alone.end_s, alone.max_num_seqs)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(WORKLOADS, POLICIES, ROUTERS, st.integers(2, 4))
 def test_each_replica_does_what_it_would_do_alone(workload, policy, router, n):
     """Played again by engines that plan every step, with the requests and arrivals that each replica had."""
@@ -64,7 +64,7 @@ def test_each_replica_does_what_it_would_do_alone(workload, policy, router, n):
             pd.testing.assert_frame_equal(result.steps, alone.steps)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(WORKLOADS, st.integers(2, 4))
 def test_who_asks_again_asks_after_the_answer(workload, n):
     rows = cb.simulate_fleet(workload, n, None, None, SERVER).together.requests.set_index("request_id")
@@ -85,7 +85,7 @@ class Spy(cb.Router):
         return chosen
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(WORKLOADS, POLICIES)
 def test_a_router_knows_what_has_happened_and_nothing_else(workload, policy):
     Spy.notes = []
@@ -103,7 +103,7 @@ def test_requests_that_can_never_run_have_a_row_and_stop_nobody():
     load = POISSON.replace(prompt=cb.lengths.Uniform(1, 800))
     fleet = cb.simulate_fleet(load, 2, cb.RoundRobin(), None, SERVER, **TIGHT)
     rejected = fleet.together.requests.finish_reason == "rejected"
-    assert 0 < rejected.sum() < len(rejected) == 40
+    assert 0 < rejected.sum() < len(rejected) == 30
     assert fleet.summary().failed == rejected.sum()
 
 
@@ -116,7 +116,7 @@ def test_a_run_changes_neither_router_nor_policy():
 def test_figures_of_the_fleet_are_sums_over_replicas():
     fleet = cb.simulate_fleet(POISSON, 3, cb.RoundRobin(), None, SERVER)
     together, balance, summary = fleet.together, fleet.balance(), fleet.summary()
-    assert balance.requests.tolist() == together.requests.groupby("replica").size().tolist() == [14, 13, 13]
+    assert balance.requests.tolist() == together.requests.groupby("replica").size().tolist() == [10, 10, 10]
     computed = [(r.steps.tokens - r.steps.padding_tokens).sum() for r in fleet.replicas]
     assert balance.computed_tokens.tolist() == computed
     assert summary.imbalance == max(computed) / (sum(computed) / 3)
