@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contbatch.fairness import by_client, jain
     from contbatch.fleet import FleetResult, simulate_fleet
     from contbatch.hardware import Hardware
+    from contbatch.hosting import Prices
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -103,6 +104,7 @@ _WHERE = {
     "PowerOfTwo": "routers",
     "PrefixAffinity": "routers",
     "PrefixCache": "prefix_cache",
+    "Prices": "hosting",
     "Priority": "policies",
     "Request": "request",
     "RequestOutput": "output",
@@ -199,6 +201,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "find_capacity",
     "Capacity",
     "limits_bound",
+    "Prices",
     "by_client",
     "jain",
     "over_time",

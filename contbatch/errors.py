@@ -83,3 +83,7 @@ class ExperimentError(ContbatchError, ValueError):
 
 class RouterError(ContbatchError, RuntimeError):
     """A router chose a replica that there is not, or is none."""
+
+
+class PriceError(ContbatchError, ValueError):
+    """A price, or what is to be paid for, is out of its range."""
