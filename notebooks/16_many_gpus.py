@@ -37,7 +37,7 @@ growth = {1: 2.0, 10: 0.5, 100: 0.2, 1000: 0.05}  # seconds of load by replicas
 # %% [markdown]
 # ## Capacity under each router
 #
-# Answers of very unequal lengths, 8 seats a replica. Clients ask for up to 512 tokens and mostly get less, which no router knows. Capacity is
+# Answers of very unequal lengths, 8 seats a replica. Clients ask for up to 256 tokens and mostly get less, which no router knows. Capacity is
 # the most requests per second at which nine of ten begin within a tenth of a second.
 
 # %%
@@ -46,7 +46,7 @@ routers = {"round robin": cb.RoundRobin(), "power of two": cb.PowerOfTwo(seed), 
 
 
 def serve(rate, n, router):
-    load = cb.Poisson(rate=rate, num_requests=80 + 30 * n, prompt=256, output=LogNormal(24, sigma=1.2, high=512), client=cb.Client(max_tokens=512), seed=seed)
+    load = cb.Poisson(rate=rate, num_requests=60 + 25 * n, prompt=256, output=LogNormal(20, sigma=1.2, high=256), client=cb.Client(max_tokens=256), seed=seed)
     return cb.simulate_fleet(load, n, router, None, gpu, max_num_seqs=8, detail=False)
 
 
@@ -72,7 +72,7 @@ axis = cb.plots.curves(found, "replicas", "capacity", by="router", log="xy", yla
 # computes less, but all who share a popular one meet at one replica. `lead` is how many unfinished tokens more than the emptiest it may have.
 
 # %%
-shared = cb.Poisson(rate=180, num_requests=600, prompt=64, output=Uniform(8, 48), prefix=cb.SharedPrefix(1536, num_prefixes=24, exponent=1.2), seed=seed)
+shared = cb.Poisson(rate=180, num_requests=500, prompt=64, output=Uniform(8, 48), prefix=cb.SharedPrefix(1536, num_prefixes=24, exponent=1.2), seed=seed)
 ways = {"round robin": cb.RoundRobin(), "least tokens": cb.LeastTokens()} | {f"affinity, lead {lead}": cb.PrefixAffinity(64, lead) for lead in (4096, 16384, 32768, float("inf"))}
 rows = {}
 for name, router in ways.items():
