@@ -105,6 +105,16 @@ def test_a_full_decode_replica_lets_them_wait():
     assert narrow.summary().requests == 6
 
 
+def test_who_is_preempted_among_the_answers_is_computed_again_there():
+    load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=4, prompt=14, output=40)
+    result = cb.simulate_disaggregated(load, 2, 1, cb.ChunkedPrefill(), SERVER, num_pages=8)
+    rows = result.together.requests
+    assert rows.preemptions.sum() == result.replicas[2].requests.preemptions.sum() > 0
+    assert result.replicas[2].steps.prefill_tokens.max() > 14, "prompt and answer so far, at once"
+    assert rows.output_tokens.tolist() == [40] * 4
+    assert [len(times) for times in result.together.token_s.values()] == [40] * 4
+
+
 def test_limits_of_one_kind():
     load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=6, prompt=16, output=16)
     result = cb.simulate_disaggregated(
