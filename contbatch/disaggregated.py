@@ -12,7 +12,7 @@ admitted; entering them costs nothing more. The prefill replica's pages are free
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class DisaggregatedResult(FleetResult):
     """A row for each: `request_id`, `source` and `target` (replicas), `num_bytes`, `ready_s` (prompt finished),
     `begin_s`, `end_s` (all has arrived)."""
 
-    @property
+    @cached_property
     def together(self) -> Result:
         """See `FleetResult.together`; a request is one row.
 

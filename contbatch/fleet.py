@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -31,7 +31,7 @@ class FleetResult:
     replicas: tuple[Result, ...]
     """The tables of each, in order of their numbers."""
 
-    @property
+    @cached_property
     def together(self) -> Result:
         """The rows of all replicas as one result: requests in order of leaving, both tables with a column `replica`.
 
@@ -62,14 +62,27 @@ class FleetResult:
         time, from the first arrival anywhere to the end of the last step anywhere, that it spent in steps;
         `preemptions`; `hit_rate`: see `Result.summary`.
         """
-        seconds, rows = self.together.duration_s, []
-        for result in self.replicas:
-            steps, summary = result.steps, result.summary()
-            computed = (steps.prefill_tokens + steps.decode_tokens) * steps.num_steps
-            busy = ((steps.elapsed_s + steps.host_s) * steps.num_steps).sum()
-            row = {"requests": len(result.requests), "computed_tokens": round(computed.sum()), "busy": busy / seconds}
-            rows.append(row | {name: summary[name] for name in ("output_tokens", "preemptions", "hit_rate")})
-        return pd.DataFrame(rows).rename_axis("replica")
+        rows = self._stacked([result.requests for result in self.replicas])
+        steps = self._stacked([result.steps for result in self.replicas])
+        numbers = pd.RangeIndex(len(self.replicas), name="replica")
+
+        def total(values: pd.Series, of: pd.DataFrame) -> pd.Series:
+            return values.groupby(of.replica).sum().reindex(numbers, fill_value=0)
+
+        done = rows.finish_reason.isin(["stop", "length"])
+        asked = rows.admitted_s.notna() & (rows["sample"] == 0)
+        computed = (steps.prefill_tokens + steps.decode_tokens) * steps.num_steps
+        busy = (steps.elapsed_s + steps.host_s) * steps.num_steps
+        table = {
+            "requests": total(rows.replica * 0 + 1, rows),
+            "computed_tokens": total(computed, steps).round().astype(int),
+            "busy": total(busy, steps) / self.together.duration_s,
+            "output_tokens": total(rows.output_tokens.where(done, 0), rows),
+            "preemptions": total(rows.preemptions, rows),
+            "hit_rate": total(rows.cached_tokens.where(asked, 0), rows)
+            / total(rows.prompt_tokens.where(asked, 0), rows),
+        }
+        return pd.DataFrame(table)
 
     def summary(self) -> pd.Series:
         """Return the figures of all together, and of balance.
