@@ -9,8 +9,8 @@ import contbatch as cb
 def main(replicas: int = 1000, seconds: float = 1.0) -> None:
     """Serve 100 short requests a second and replica, and print what it took."""
     num_requests = int(100 * replicas * seconds)
-    sizes = {"prompt": cb.lengths.Uniform(16, 128), "output": cb.lengths.Uniform(1, 16)}
-    load = cb.Poisson(rate=100 * replicas, num_requests=num_requests, **sizes)
+    prompt, output = cb.lengths.Uniform(16, 128), cb.lengths.Uniform(1, 16)
+    load = cb.Poisson(rate=100 * replicas, num_requests=num_requests, prompt=prompt, output=output)
     gpu = cb.Simulated(gpu="H100", model="llama-3-8b")
     began = time.perf_counter()
     fleet = cb.simulate_fleet(load, replicas, cb.PowerOfTwo(), None, gpu, num_pages=1024, detail=False)
