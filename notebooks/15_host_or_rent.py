@@ -31,7 +31,7 @@ num_requests = 240  # simulated in each run
 # %%
 import numpy as np
 import pandas as pd
-from ipywidgets import FloatLogSlider, FloatSlider, interactive
+from ipywidgets import HTML, FloatLogSlider, FloatSlider, VBox
 
 import contbatch as cb
 from contbatch.lengths import LogNormal
@@ -132,17 +132,24 @@ def compare(gpu_hour, api_prompt, api_output, requests_per_day):
     own = prices.replace(gpu_hour=gpu_hour, api_prompt=api_prompt, api_output=api_output)
     api = requests_per_day * own.api_request(prompt, output)
     bill = {name: own.host_day(requests_per_day, c.rate) for name, c in found.items()}
-    print(f"API {api:,.2f} a day; break-even {own.break_even(prompt, output):,.0f} requests a day")
-    print(pd.DataFrame({"hosted, a day": bill, "of the API's [%]": {name: 100 * cost / api for name, cost in bill.items()}}).round(1).to_string())
+    table = pd.DataFrame({"hosted, a day": bill, "of the API's [%]": {name: 100 * cost / api for name, cost in bill.items()}})
+    return f"API {api:,.2f} a day; break-even {own.break_even(prompt, output):,.0f} requests a day\n{table.round(1).to_string()}"
 
 
-interactive(
-    compare,
-    gpu_hour=FloatSlider(value=gpu_hour, min=0.1, max=10, step=0.1),
-    api_prompt=FloatSlider(value=api_prompt, min=0.0, max=5, step=0.05),
-    api_output=FloatSlider(value=api_output, min=0.05, max=20, step=0.05),
-    requests_per_day=FloatLogSlider(value=1e5, base=10, min=2, max=7, step=0.1, readout_format=",.0f"),
-)
+def update(_=None):
+    answer.value = f"<pre>{compare(**{name: slider.value for name, slider in sliders.items()})}</pre>"
+
+
+answer, sliders = HTML(), {
+    "gpu_hour": FloatSlider(value=gpu_hour, min=0.1, max=10, step=0.1, description="GPU hour"),
+    "api_prompt": FloatSlider(value=api_prompt, min=0.0, max=5, step=0.05, description="API, prompt"),
+    "api_output": FloatSlider(value=api_output, min=0.05, max=20, step=0.05, description="API, output"),
+    "requests_per_day": FloatLogSlider(value=1e5, base=10, min=2, max=7, step=0.1, readout_format=",.0f", description="requests"),
+}
+for slider in sliders.values():
+    slider.observe(update, "value")
+update()
+VBox([*sliders.values(), answer])
 
 # %% [markdown]
 # What is left out: people, idle hours of waves, failures, tokens that an API counts otherwise, and that the models behind both are seldom the
