@@ -52,7 +52,7 @@ def serve(rate, n, router):
 
 def capacity(n, router):
     keeps = lambda fleet: fleet.together.requests.queue_s.quantile(0.9) < 0.1
-    return cb.find_capacity(lambda rate: serve(rate, n, router), keeps, low=12 * n, high=40 * n, tolerance=0.1).rate
+    return cb.find_capacity(lambda rate: serve(rate, n, router), keeps, low=12 * n, high=64 * n, tolerance=0.1).rate
 
 
 # %%
