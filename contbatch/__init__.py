@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from contbatch.capacity import Capacity, find_capacity
     from contbatch.cost import CostModel, Linear
     from contbatch.decision_log import DecisionLog
+    from contbatch.disaggregated import DisaggregatedResult, Link, simulate_disaggregated
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
+    from contbatch.fairness import by_client, jain
+    from contbatch.fleet import FleetResult, simulate_fleet
     from contbatch.hardware import Hardware
+    from contbatch.hosting import Prices
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -43,14 +47,17 @@ if TYPE_CHECKING:
     from contbatch.prefix_cache import PrefixCache
     from contbatch.request import Request, RequestStatus
     from contbatch.roofline import Roofline
+    from contbatch.routers import LeastTokens, PowerOfTwo, PrefixAffinity, RoundRobin, Router
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
+    from contbatch.seeds import confidence
     from contbatch.sessions import AgentLoops, ClosedLoop, Conversations
     from contbatch.simulation import Simulated, simulate
     from contbatch.step import Grant, PageMove, SchedulerOutput
     from contbatch.step_shape import StepShape
     from contbatch.swap_space import SwapSpace
     from contbatch.sweeps import sweep
+    from contbatch.timeline import over_time
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
@@ -73,14 +80,18 @@ _WHERE = {
     "CostModel": "cost",
     "DecisionLog": "decision_log",
     "DeadlineFirst": "policies",
+    "DisaggregatedResult": "disaggregated",
     "Engine": "engine",
     "Experiment": "experiment",
     "FairShare": "policies",
+    "FleetResult": "fleet",
     "Grant": "step",
     "GuaranteedNoEvict": "policies",
     "Hardware": "hardware",
     "LLM": "llm",
+    "LeastTokens": "routers",
     "Linear": "cost",
+    "Link": "disaggregated",
     "Logprob": "logprob",
     "MaxUtilization": "policies",
     "Measured": "measured",
@@ -93,13 +104,18 @@ _WHERE = {
     "PagePool": "pages",
     "Poisson": "workload",
     "Policy": "policies",
+    "PowerOfTwo": "routers",
+    "PrefixAffinity": "routers",
     "PrefixCache": "prefix_cache",
+    "Prices": "hosting",
     "Priority": "policies",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
     "Result": "metrics",
     "Roofline": "roofline",
+    "RoundRobin": "routers",
+    "Router": "routers",
     "SamplingParams": "sampling_params",
     "Scheduler": "scheduler",
     "SchedulerOutput": "step",
@@ -114,11 +130,17 @@ _WHERE = {
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
+    "by_client": "fairness",
+    "confidence": "seeds",
     "find_capacity": "capacity",
+    "jain": "fairness",
     "limits_bound": "limits",
     "load_workload": "workload_file",
+    "over_time": "timeline",
     "run": "experiment",
     "simulate": "simulation",
+    "simulate_disaggregated": "disaggregated",
+    "simulate_fleet": "fleet",
     "sweep": "sweeps",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
@@ -166,12 +188,27 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "load_workload",
     "simulate",
     "Simulated",
+    "simulate_fleet",
+    "FleetResult",
+    "simulate_disaggregated",
+    "DisaggregatedResult",
+    "Link",
+    "Router",
+    "RoundRobin",
+    "LeastTokens",
+    "PrefixAffinity",
+    "PowerOfTwo",
     "Experiment",
     "run",
     "sweep",
     "find_capacity",
     "Capacity",
     "limits_bound",
+    "Prices",
+    "by_client",
+    "jain",
+    "over_time",
+    "confidence",
     "CostModel",
     "Roofline",
     "Linear",

@@ -79,3 +79,11 @@ class DeviceError(ContbatchError, RuntimeError):
 
 class ExperimentError(ContbatchError, ValueError):
     """An experiment, or the text that one is to be read from, is wrong."""
+
+
+class RouterError(ContbatchError, RuntimeError):
+    """A router chose a replica that there is not, or is none."""
+
+
+class PriceError(ContbatchError, ValueError):
+    """A price, or what is to be paid for, is out of its range."""

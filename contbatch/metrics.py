@@ -5,7 +5,9 @@ t₁ … tₙ. TTFT = t₁ - a; ITL: the n - 1 gaps; TPOT = (tₙ - t₁) / (n -
 answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (Orca, vLLM).
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,6 +51,8 @@ class Result:
     """Whether everything was kept, or only what does not grow with the number of tokens (`simulate(detail=False)`)."""
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
+    max_num_seqs: float = NAN
+    """Seats of the server, if whoever made the result told."""
 
     def __repr__(self) -> str:
         finished = f"{len(self.finished)} of {len(self.requests)} requests finished"
@@ -64,7 +68,8 @@ class Result:
         """Seconds from the first arrival to the end of the last step."""
         return NAN if self.requests.empty else self.end_s - float(self.requests.arrival_s.min())
 
-    def _require_detail(self, what: str) -> None:
+    def require_detail(self, what: str) -> None:
+        """Raise `DetailError` if the run did not keep what `what` needs."""
         if not self.detail:
             raise DetailError(f"{what} needs a run with detail=True, this one had detail=False")
 
@@ -76,7 +81,7 @@ class Result:
         DetailError
             The run kept no times of tokens.
         """
-        self._require_detail("itl_s()")
+        self.require_detail("itl_s()")
         streamed = self.finished.dropna(subset="tpot_s").request_id
         return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
 
@@ -93,7 +98,7 @@ class Result:
         DetailError
             The run did not keep who held how much when.
         """
-        self._require_detail("waste()")
+        self.require_detail("waste()")
         steps, size = self.steps, self.page_size
         live, cached = steps.live_pages * size, steps.cached_pages * size
         slots = {
@@ -106,11 +111,38 @@ class Result:
         }
         return pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
 
-    def goodput(self, *, ttft_s: float = np.inf, tpot_s: float = np.inf, e2e_s: float = np.inf) -> float:
-        """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""
-        done = self.finished
-        good = (done.ttft_s <= ttft_s) & ~(done.tpot_s > tpot_s) & (done.e2e_s <= e2e_s)
-        return self._per_s(int(good.sum()))
+    def meets(
+        self, *, ttft_s: float | None = None, tpot_s: float | None = None, e2e_s: float | None = None
+    ) -> pd.Series:
+        """Return, for each row of `requests`, whether it came to its end within every limit (seconds).
+
+        A TTFT or TPOT that is not given is the request's own target, if it has one; an undefined TPOT breaks no limit.
+        """
+        rows = self.requests
+        first = rows.ttft_target_s if ttft_s is None else ttft_s
+        each = rows.tpot_target_s if tpot_s is None else tpot_s
+        late = (rows.ttft_s > first) | (rows.tpot_s > each) | (rows.e2e_s > (np.inf if e2e_s is None else e2e_s))
+        return rows.finish_reason.isin(["stop", "length"]) & ~late
+
+    def attainment(self, **limits: float) -> float:
+        """Return the share of all requests, failed ones included, that meet every limit: see `meets`."""
+        return float(self.meets(**limits).mean())
+
+    def goodput(self, **limits: float) -> float:
+        """Return requests per second that meet every limit: see `meets`."""
+        return self._per_s(int(self.meets(**limits).sum()))
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
+        """Write the run as a trace that ui.perfetto.dev and chrome://tracing open; see `contbatch.trace_events`.
+
+        Raises
+        ------
+        DetailError
+            The run did not keep who sat where when.
+        """
+        from contbatch.trace_events import write_trace
+
+        return write_trace(self, Path(path))
 
     def _per_s(self, count: int) -> float:
         return count / self.duration_s if self.duration_s else NAN
@@ -119,11 +151,12 @@ class Result:
         """Return the run in figures; latencies are those of the finished requests.
 
         `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
-        taken seat-steps held by finished requests, `page_use` the share of the pool that is held and `kv_use` the
-        share of held page slots with a token in them, all over steps. `hit_rate` is the share of the prompt tokens of
-        those admitted that the prefix cache held. `pages_moved` are pages swapped out, swapped in and copied for forks.
-        `seats_bound`, `tokens_bound` and `pages_bound` count the steps in which that limit kept out something that the
-        policy asked for. Without `detail` the figures of `itl_s` are NaN.
+        taken seat-steps held by finished requests, `seat_use` the share of all seats that is taken, `page_use` the
+        share of the pool that is held and `kv_use` the share of held page slots with a token in them, all over steps.
+        `hit_rate` is the share of the prompt tokens of those admitted that the prefix cache held. `pages_moved` are
+        pages swapped out, swapped in and copied for forks. `seats_bound`, `tokens_bound` and `pages_bound` count the
+        steps in which that limit kept out something that the policy asked for. Without `detail` the figures of `itl_s`
+        are NaN.
         """
         done, weight = self.finished, self.steps.num_steps
         total = {name: float((self.steps[name] * weight).sum()) for name in self.steps}
@@ -140,6 +173,7 @@ class Result:
             "steps": num_steps,
             "mean_seqs": total["seqs"] / num_steps if num_steps else NAN,
             "wasted_seats": total["held_seats"] / max(1, total["seats"]),
+            "seat_use": total["seats"] / num_steps / self.max_num_seqs if num_steps else NAN,
             "page_use": total["live_pages"] / num_steps / self.num_pages if num_steps else NAN,
             "kv_use": total["kv_tokens"] / held_slots if held_slots else NAN,
             "preemptions": int(self.requests.preemptions.sum()),

@@ -9,11 +9,12 @@ from contbatch.request import Request
 NOTED = [
     *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
     *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "max_itl_s"),
+    *("client_id", "ttft_target_s", "tpot_target_s"),
 ]
 REQUEST_COLUMNS = [
     *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
-    *("normalized_latency_s", "max_itl_s"),
+    *("normalized_latency_s", "max_itl_s", "client_id", "ttft_target_s", "tpot_target_s"),
 ]
 
 
@@ -42,6 +43,9 @@ class RequestRows:
                 request.finish_reason,
                 request.num_preemptions,
                 made.longest_gap_s,
+                request.client_id,
+                request.ttft_target_s,
+                request.tpot_target_s,
             )
         )
 

@@ -1,6 +1,7 @@
 """Runs a workload under a policy on a device that is not there."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -86,6 +87,39 @@ class Simulated:
         return replaced(self, changes, CostModelError)
 
 
+def simulated_engine(
+    policy: Policy | None = None,
+    backend: Simulated | None = None,
+    *,
+    num_pages: int | None = None,
+    page_size: int = 16,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    max_model_len: int | None = None,
+    prefix_cache: bool = False,
+    num_host_pages: int = 0,
+    layout: str = "paged",
+    skip_with: Callable[[Scheduler, SimulatedRunner], FastForward] | None = FastForward,
+    detail: bool = True,
+) -> Engine:
+    """Make an engine on a simulated device; see `simulate` for the parameters."""
+    require_counts(page_size=page_size)
+    backend = backend or Simulated()
+    scheduler = Scheduler(
+        policy or ChunkedPrefill(),
+        num_pages=backend.kv_capacity // page_size if num_pages is None else num_pages,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
+        prefix_cache=prefix_cache,
+        num_host_pages=num_host_pages,
+        layout=layout,
+    )
+    runner = backend.runner(page_size)
+    return Engine(scheduler, runner, fast_forward=skip_with and skip_with(scheduler, runner), detail=detail)
+
+
 def simulate(
     workload: Workload,
     policy: Policy | None = None,
@@ -127,28 +161,27 @@ def simulate(
         Whether to keep a row for each step, the time of each token and who sat where; else memory does not grow with
         tokens and steps, `Result.segments` and `token_s` are empty, and `itl_s` and `waste` raise `DetailError`.
     """
-    require_counts(page_size=page_size)
     backend = backend or Simulated()
-    scheduler = Scheduler(
-        policy or ChunkedPrefill(),
-        num_pages=backend.kv_capacity // page_size if num_pages is None else num_pages,
+    engine = simulated_engine(
+        policy,
+        backend,
+        num_pages=num_pages,
         page_size=page_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
+        max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=num_host_pages,
         layout=layout,
+        skip_with=FastForward if fast_forward else None,
+        detail=detail,
     )
     source = workload.source(model_shape(backend.model).vocab_size)
-    runner = backend.runner(page_size)
-    engine = Engine(
-        scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
-    )
-    return engine.run(
+    result = engine.run(
         source.requests(),
         on_finish=source.on_finish,
         in_order=source.in_order,
         progress=progress,
         last_arrival_s=source.last_arrival_s,
     )
+    return replace(result, max_num_seqs=max_num_seqs)

@@ -51,6 +51,11 @@ class Source:
         return all(a <= b for a, b in pairwise(self._start_times))
 
     @property
+    def waits_for_answers(self) -> bool:
+        """Whether any request comes because of another that left."""
+        return len(self._starts) < len(self.turns)
+
+    @property
     def last_arrival_s(self) -> float:
         """When the last session begins, in seconds."""
         return max(self._start_times, default=0.0)

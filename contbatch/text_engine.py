@@ -189,7 +189,8 @@ class TextEngine:
         """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
         requests = list(requests)  # a generator may do anything, such as calling back
         with self.replaced(make_engine, "run") as engine:
-            return engine.run(requests, on_finish=on_finish, progress=progress)
+            result = engine.run(requests, on_finish=on_finish, progress=progress)
+            return replace(result, max_num_seqs=engine.scheduler.max_num_seqs)
 
     @contextmanager
     def replaced(self, make_engine: NewEngine, caller: str) -> Iterator[Engine]:

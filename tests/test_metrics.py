@@ -8,6 +8,7 @@ from fake_runner import engine_of, request, time_of
 from hypothesis import given, settings
 from random_workloads import POLICIES, WORKLOADS
 
+import contbatch as cb
 from contbatch.engine import StepResult
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, StaticBatching
 from contbatch.request import Request
@@ -252,6 +253,24 @@ def test_goodput_counts_those_within_every_limit():
     assert result.goodput(tpot_s=time_of(1)) == 1 / seconds, "an undefined TPOT breaks no limit"
     assert result.goodput(e2e_s=time_of(2, 2, 2), ttft_s=time_of(2)) == 2 / seconds
     assert result.goodput(e2e_s=0.0) == 0.0
+
+
+def test_attainment_is_of_all_requests_and_by_their_own_targets():
+    own = Request("d", [1], SamplingParams(max_tokens=3), ttft_target_s=time_of(2), tpot_target_s=time_of(2) / 2)
+    result = run(ChunkedPrefill(), request("a", 1, 1), own, request("big", 9999))
+    assert dict(zip(result.requests.request_id, result.meets(), strict=True)) == {"big": False, "a": True, "d": False}
+    assert result.attainment() == 1 / 3, "one was rejected, one missed its target for further tokens"
+    assert result.attainment(tpot_s=time_of(2)) == 2 / 3, "a limit that is given counts in place of the target"
+    assert result.attainment(tpot_s=time_of(2), ttft_s=0.0) == 0.0
+    assert result.goodput() == 1 / result.duration_s
+    assert result.requests.client_id.isna().all()
+
+
+def test_the_share_of_seats_taken_needs_to_know_how_many_there_are():
+    load = cb.Poisson(rate=4, num_requests=9)
+    result = cb.simulate(load, max_num_seqs=5)
+    assert result.summary().seat_use == result.steps.seats.mean() / 5
+    assert math.isnan(run(ChunkedPrefill(), request("a", 1, 1)).summary().seat_use)
 
 
 def test_summary_counts_the_failed_apart():

@@ -206,6 +206,15 @@ def test_a_line_for_each_server_and_the_promise_across():
     ax.figure.canvas.draw()  # a name with a dollar is no formula
 
 
+def test_a_band_lies_around_its_curve():
+    table = pd.DataFrame({"rate": [1, 2], "p50": [3, 5], "low": [2, 4], "high": [4, 8], "who": ["a", "a"]})
+    ax = cb.plots.curves(table, "rate", "p50", by="who", band=("low", "high"))
+    [band] = ax.collections
+    assert {(1, 2), (1, 4), (2, 4), (2, 8)} <= set(map(tuple, band.get_paths()[0].vertices.tolist()))
+    with pytest.raises(InvalidRequestError, match="'lower'"):
+        cb.plots.curves(table, "rate", "p50", by="who", band=("lower", "high"))
+
+
 def test_curves_name_the_column_that_is_missing():
     table = pd.DataFrame({"rate": [1], "who": ["a"]})
     with pytest.raises(InvalidRequestError, match="'p50'"):

@@ -23,6 +23,7 @@ def curves(
     y: str,
     *,
     by: str,
+    band: tuple[str, str] | None = None,
     xlabel: str = "",
     ylabel: str = "",
     limit: float | None = None,
@@ -41,6 +42,8 @@ def curves(
         A row a point, such as `Result.summary()` of runs at several rates.
     x, y, by : str
         Columns: of either axis, and of the names of the lines.
+    band : (str, str), optional
+        Columns of a lower and an upper bound of y, such as those of `confidence`: shaded.
     xlabel, ylabel : str
         Of the axes, with units; the columns' names if empty.
     limit : float, optional
@@ -58,11 +61,13 @@ def curves(
     InvalidRequestError
         A column that the table does not have.
     """
-    require_columns(table, x, y, by)
+    require_columns(table, x, y, by, *(band or ()))
     require(log in ("", "x", "y", "xy"), "log", log, "'', 'x', 'y' or 'xy'")
     ax = plt.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
     for place, (server, rows) in enumerate(table.groupby(by, sort=False)):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        if band is not None:
+            ax.fill_between(rows[x], rows[band[0]], rows[band[1]], color=colour, alpha=0.15, linewidth=0)
         ax.plot(rows[x], rows[y], label=str(server), color=colour, marker=marker, markersize=5)
     ax.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
     for axis in [ax.xaxis] * ("x" in log) + [ax.yaxis] * ("y" in log):
