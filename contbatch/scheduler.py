@@ -11,6 +11,7 @@ from typing import Literal
 
 from contbatch.checks import require, require_counts
 from contbatch.contiguous import make_pool
+from contbatch.decoders import Decoders
 from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
@@ -73,6 +74,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
+        self.decoders: Decoders | None = None
+        """Running requests carried besides `running`, if a simulation wants it so."""
         self._released: list[Request] = []
         self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
@@ -120,10 +123,15 @@ class Scheduler:
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)
+        if self.decoders:
+            self.decoders.release()
+        self.decoders = None  # the child looks at its parent whenever it is planned
         child.parent, child.num_forked_tokens = parent, common
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
+        if self.decoders:
+            self.decoders.release()
         for request in live_samples(request_id, self.requests):
             if request.status is not FINISHED:  # with its parent
                 self.fail(request, "abort", None)
@@ -153,9 +161,11 @@ class Scheduler:
         """
         if self._open_step is not None:
             abandon(self._open_step, self)
+        if self.decoders:
+            self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
-        if self.requests and all(grant.padding for grant in step.grants):
+        if self.requests and not self.decoders and all(grant.padding for grant in step.grants):
             raise StalledError(
                 f"{self.policy!r} planned nothing of use while {len(self.waiting)} requests wait and "
                 f"{len(self.running)} run ({self.pool.num_available} of {self.pool.num_pages} pages free)"
@@ -206,15 +216,20 @@ class Scheduler:
             intake.run()
         finally:  # on_token may have been interrupted
             self.prefix_cache.publish_step(step.grants)
-            self._settle()
+            self._advance(1)
         return self.drain_released()
 
     def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
         """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
         self.num_steps += num_steps
         self.prefix_cache.publish_step(step.grants)
-        self._settle()
+        self._advance(num_steps)
         return self.drain_released()
+
+    def _advance(self, num_steps: int) -> None:
+        if self.decoders:
+            self.decoders.advance(num_steps)
+        self._settle()
 
     def _settle(self) -> None:
         """Let the finished leave, if the policy lets them."""

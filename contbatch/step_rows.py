@@ -1,5 +1,7 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
@@ -14,6 +16,16 @@ COUNTS = [
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
+
+
+class Stretch(NamedTuple):
+    """Consecutive steps that are alike; each list is by step."""
+
+    starts: list[float]
+    """Seconds, as the next two."""
+    elapsed: list[float]
+    ends: list[float]
+    live_pages: list[int]
 
 
 class StepRows:
@@ -35,36 +47,26 @@ class StepRows:
         self._host: list[float] = []
         self._means: list[dict[str, float]] = []
 
-    def add(
-        self,
-        step: int,
-        starts: list[float],
-        elapsed: list[float],
-        host_s: float,
-        live_pages: list[int],
-        counts: tuple[int, ...],
-        growth: int = 0,
-    ) -> None:
-        """Add consecutive steps that are alike.
+    def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
+        """Add a stretch.
 
         Parameters
         ----------
         step : int
             Number of the first.
-        starts, elapsed : list of float
-            Seconds, by step; `host_s` is the same for all.
-        live_pages : list of int
-            By step.
+        stretch : Stretch
+        host_s : float
+            Seconds of each of its steps.
         counts : tuple of int
             The others of `COUNTS`, of the first step; `left` of the last.
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._stretches.append((step, len(starts), growth, *counts))
-        self._live_pages += live_pages
-        self._starts += starts
-        self._elapsed += elapsed
-        self._host += [host_s] * len(starts)
+        self._stretches.append((step, len(stretch.starts), growth, *counts))
+        self._live_pages += stretch.live_pages
+        self._starts += stretch.starts
+        self._elapsed += stretch.elapsed
+        self._host += [host_s] * len(stretch.starts)
         if not self.detail and len(self._starts) >= SUMMED:
             self._sum_up()
 

@@ -39,10 +39,16 @@ class Policy:
     whatever the time and the tokens so far. A simulation then need not ask before every step (see `FastForward`).
     Not inherited, since a subclass may plan otherwise."""
 
+    decodes: Literal["first", "aside", "among"] = "among"
+    """A further promise of a steady policy whose finished may leave at once and who makes nobody give way: "first" if `plan`
+    names all who decode first, "aside" if it does so anywhere; then the others, those running before those waiting, as if
+    nobody decoded. A simulation then need not look at those who decode (see `Decoders`). Not inherited either."""
+
     def __init_subclass__(cls) -> None:
-        """Withdraw the promise of the class that a policy is derived from."""
+        """Withdraw the promises of the class that a policy is derived from."""
         super().__init_subclass__()
         cls.steady = cls.__dict__.get("steady", False)
+        cls.decodes = cls.__dict__.get("decodes", "among")
 
     now: float = 0.0
     """Seconds on the engine's clock at which the step being planned starts; the scheduler sets it before `plan`."""
