@@ -150,16 +150,17 @@ class Decoders:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
-    def take_pages(self, step: int) -> None:
-        """Take the pages that they need in a step."""
-        if step not in self._takes:
-            return
-        pool, takers = self.scheduler.pool, self._takes[step]
-        for decoder, page in zip(takers, pool.take(len(takers)), strict=True):
-            decoder.request.pages.append(page)
-            decoder.held_since, decoder.page_at = step, step + pool.page_size
-        self._num_pages += len(takers)
-        self._takes[step + pool.page_size] += self._takes.pop(step)
+    def take_pages(self, num_steps: int) -> None:
+        """Take the pages that they need in the next steps."""
+        first, pool, takes = self.scheduler.num_steps, self.scheduler.pool, self._takes
+        for step in range(first, first + num_steps):
+            if takers := takes.get(step):
+                for decoder, page in zip(takers, pool.take(len(takers)), strict=True):
+                    decoder.request.pages.append(page)
+                    decoder.held_since, decoder.page_at = step, step + pool.page_size
+                self._num_pages += len(takers)
+                takes[step + pool.page_size] += takers
+            takes.pop(step, None)
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""

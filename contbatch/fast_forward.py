@@ -102,8 +102,7 @@ class FastForward:
         if stretch is None:
             return None
         recorder.begin_alike(step, scheduler, now)
-        for nth in range(first, first + len(stretch.ends)):
-            decoders.take_pages(nth)
+        decoders.take_pages(len(stretch.ends))
         left = scheduler.skip(step, len(stretch.ends))
         recorder.end_alike(step, stretch, (), left)
         return left, stretch.ends[-1]

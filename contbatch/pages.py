@@ -19,6 +19,7 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
@@ -89,13 +90,18 @@ class PagePool:
 
     def take(self, count: int) -> list[int]:
         """Take `count` pages, cached ones only when no other is free; all or, with `PagePoolError`, none."""
-        if count > self.num_available:
-            raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
-        while count > len(self._free):
-            page = next(iter(self._cached))
-            self.num_evictions += 1
-            self.forget(page)
-        taken = [self._free.pop() for _ in range(count)]
+        free = self._free
+        if count > len(free):
+            if count > self.num_available:
+                raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
+            while count > len(free):
+                page = next(iter(self._cached))
+                self.num_evictions += 1
+                self.forget(page)
+        rest = len(free) - count
+        taken = free[rest:]
+        taken.reverse()
+        del free[rest:]
         for page in taken:
             self._counts[page] = 1
         return taken
@@ -119,21 +125,22 @@ class PagePool:
         PagePoolError
             A page is not in the pool or is already free; nothing is given back then.
         """
-        pages = list(pages)
-        distinct = dict.fromkeys(pages, 1)
-        for page, count in (distinct if len(distinct) == len(pages) else Counter(pages)).items():
-            if not 0 <= page < self.num_pages or self._counts[page] < count:
+        pages, counts = list(pages), self._counts
+        for page, count in Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False):
+            if not 0 <= page < self.num_pages or counts[page] < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
+        freed = []
         for page in reversed(pages):
-            self._counts[page] -= 1
-            if self._counts[page] == 0:
+            counts[page] -= 1
+            if not counts[page]:
                 if page in self._kept:
                     self._cached[page] = None
                 else:
-                    self._set_free(page)
+                    freed.append(page)
+        self._set_free(freed)
 
-    def _set_free(self, page: int) -> None:
-        self._free.append(page)
+    def _set_free(self, pages: list[int]) -> None:
+        self._free += pages
 
     # ---- shared and kept pages -----------------------------------------------------------------------------------
 
@@ -165,7 +172,7 @@ class PagePool:
         self._kept.remove(page)
         if page in self._cached:
             del self._cached[page]
-            self._set_free(page)
+            self._set_free([page])
 
     def _require_content(self, page: int) -> None:
         if not 0 <= page < self.num_pages or not (self._counts[page] or page in self._cached):

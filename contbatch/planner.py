@@ -43,7 +43,7 @@ class Planner:
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
         if scheduler.decoders:
-            scheduler.decoders.take_pages(step.step)
+            scheduler.decoders.take_pages(1)
             step.decoders = scheduler.decoders.sums
             self.budget -= len(scheduler.decoders)
         try:

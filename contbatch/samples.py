@@ -8,6 +8,8 @@ from contbatch.request import Request, RequestStatus
 def sample_ids(request: Request) -> list[int | str]:
     """Return the ids of all samples of a request: its own, then "id#1", "id#2" and so on."""
     name = request.request_id
+    if request.sampling.num_samples == 1:
+        return [name]
     return [name, *(f"{name}#{i}" for i in range(1, request.sampling.num_samples))]
 
 

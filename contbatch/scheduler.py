@@ -90,11 +90,12 @@ class Scheduler:
         if request.order >= 0 or request.is_finished:
             raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
         prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
-        what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
         if self.max_model_len is not None and prompt + output > self.max_model_len:
+            what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
             raise InvalidRequestError(f"{what} = {prompt + output} exceed max_model_len {self.max_model_len}")
         need = self.pool.pages_for(max(request.max_kv_tokens, reserve_of(self.policy, request)))
         if need > self.pool.num_pages:
+            what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
             have = f"the pool has {self.pool.num_pages}: it can never run"
             raise InvalidRequestError(f"{what} need {need} pages of {self.pool.page_size} tokens, {have}")
 
