@@ -30,8 +30,7 @@ def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], flo
     if "seconds_by_context" in vars(type(cost)):
         quick: Callable[[int], float] = cost.seconds_by_context(shape)  # type: ignore[attr-defined]
         return quick
-    before, after = shape[:3], shape[4:]
-    return lambda context: cost.seconds(StepShape(*before, context, *after))
+    return lambda context: cost.seconds(shape._replace(decode_context=context))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,8 @@ class Decoders:
     def join(self) -> None:
         """Take over those at the head of the running who decode, but some if others do so behind them."""
         running, num = self.scheduler.running, 0
+        if not running:
+            return
         for request in running:
             if not self._may_join(request):
                 break

@@ -7,7 +7,9 @@ Requests, pages, times, rows and the decision log come out as if every step had 
 somebody has arrived, may be admitted, computes more than a token, or needs a page that is not free.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
+
 from itertools import accumulate, islice, takewhile
 from math import inf
 
@@ -87,20 +89,21 @@ class FastForward:
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, first = self.scheduler, self.scheduler.num_steps
-        step = SchedulerOutput(first, decoders=decoders.sums)
+        scheduler, sums = self.scheduler, decoders.sums
+        bound = set[str]()
         if scheduler.running:
             return None
         for newcomer in islice(scheduler.waiting, 1):
-            room = scheduler.max_num_batched_tokens - len(decoders)
+            room = scheduler.max_num_batched_tokens - sums.num_requests
             if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
-            step.bound.add("pages" if scheduler.free_seats else "seats")
-        live_pages = self._live_pages(decoders.num_takes(decoders.next_end - first))
-        shape = StepShape.of((), step.decoders)
-        stretch = self._stretch(shape, len(decoders), now, next_arrival, live_pages)
+            bound.add("pages" if scheduler.free_seats else "seats")
+        live_pages = self._live_pages(decoders.num_takes(decoders.next_end - scheduler.num_steps))
+        shape = StepShape.of((), sums)
+        stretch = self._stretch(shape, sums.num_requests, now, next_arrival, live_pages)
         if stretch is None:
             return None
+        step = SchedulerOutput(scheduler.num_steps, decoders=sums, bound=bound)
         recorder.begin_alike(step, scheduler, now)
         decoders.take_pages(len(stretch.ends))
         left = scheduler.skip(step, len(stretch.ends))
@@ -188,7 +191,8 @@ class FastForward:
         """
         pool = self.scheduler.pool
         most = pool.num_live + (pool.num_free if pool.layout == "paged" else 0)
-        return list(takewhile(lambda live: live <= most, islice(accumulate(takes, initial=pool.num_live), 1, None)))
+        live = list(accumulate(takes, initial=pool.num_live))[1:]
+        return live[: bisect_right(live, most)]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
         """Return who needs a page in which of the steps."""

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from contbatch.life import Life, TokenTimes
@@ -18,6 +20,7 @@ from contbatch.step_shape import StepShape
 
 NAN = float("nan")
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
+MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
 
@@ -109,25 +112,26 @@ class Recorder:
 
     def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
         running, (carried, context, num_pages) = scheduler.running, step.decoders
-        held, computed = 0, context - carried
-        decode += carried
+        held = 0
+        computed = context - carried
         for request in running:
             held += request.status is HELD
             computed += request.num_computed_tokens
             num_pages += len(request.pages)
-        pool = scheduler.pool
+        pool, bound = scheduler.pool, step.bound
+        free, cached = pool.num_free, pool.num_cached
+        self._num_live_pages = pool.num_pages - free - cached
         # Shared pages are full, and are in more page tables than one.
-        kv_tokens = computed + prefill + decode - pool.page_size * (num_pages - pool.num_live)
-        self._num_live_pages = pool.num_live
-        self._counts = (len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried)
-        self._counts += (step.num_tokens + carried,)
-        self._counts += (prefill, decode, padded)
-        self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, kv_tokens)
-        self._counts += (pool.num_cached, step.num_evictions)
-        self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
-        self._counts += (len(step.restarted), *(limit in step.bound for limit in ("seats", "tokens", "pages")))
-        self._counts += (pool.page_size * pool.num_free if "fragmentation" in step.bound else 0,)
-        self._counts += StepShape.of(step.grants, step.decoders)[-3:]
+        kv_tokens = computed + prefill + decode + carried - pool.page_size * (num_pages - self._num_live_pages)
+        self._counts = (
+            *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
+            *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
+            *(step.num_cached_tokens, kv_tokens, cached, step.num_evictions),
+            *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
+            *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
+            pool.page_size * free if "fragmentation" in bound else 0,
+            *StepShape.of(step.grants, step.decoders)[-3:],
+        )
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
@@ -208,8 +212,9 @@ class Recorder:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            unused = pd.Series(self._unused, dtype=int).sort_index().cumsum()
-            steps["internal_slots"] = unused.reindex(steps.step, method="ffill", fill_value=0).to_numpy()
+            changes = sorted([(-1, 0), *self._unused.items()])
+            changed, by = np.array(changes, np.int64).T
+            steps["internal_slots"] = np.cumsum(by)[np.searchsorted(changed, steps.step, side="right") - 1]
         return Result(
             requests=self._requests.frame(),
             steps=steps,
@@ -251,7 +256,7 @@ class Recorder:
     def _settle(self, live: Life, step: int) -> None:
         """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
         for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
-            unused = max(0, pages * self.page_size - live.stored)
-            self._unused[start] += unused
-            self._unused[end] -= unused
+            if (unused := pages * self.page_size - live.stored) > 0:
+                self._unused[start] += unused
+                self._unused[end] -= unused
         live.holds, live.stored = [], 0

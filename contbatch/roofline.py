@@ -141,7 +141,7 @@ class Roofline:
         if not shape.num_tokens or shape.prefill_context:
             return lambda context: self.seconds(shape._replace(decode_context=context))
         *_, attention, kv = self._terms
-        before, each = self.seconds(shape._replace(decode_context=0)), max(attention, kv)
+        before, each = self.seconds(StepShape(*shape[:3], 0, 0, 0)), max(attention, kv)
         return lambda context: before + context * each
 
     def swap_seconds(self, num_pages: int, page_size: int) -> float:

@@ -1,6 +1,6 @@
 """Several answers to one prompt: whose request becomes the parent of the others."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from contbatch.request import Request, RequestStatus
 
@@ -57,8 +57,10 @@ def unforked(parent: Request) -> list[Request]:
     return [child for child in parent.children if child.status is RequestStatus.FORKING]
 
 
-def answered(left: Iterable[Request]) -> list[Request]:
+def answered(left: Sequence[Request]) -> list[Request]:
     """Return the requests of prompts of which the last sample is among those that just left."""
+    if not left:
+        return []
     first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
     return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
 

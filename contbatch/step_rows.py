@@ -1,9 +1,10 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 COUNTS = [
     *("seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
@@ -83,17 +84,18 @@ class StepRows:
         lengths = table[:, 1]
         last = np.cumsum(lengths)
         nth = np.arange(len(self._starts)) - np.repeat(last - lengths, lengths)  # within its stretch
-        columns = dict(zip(names, np.repeat(table, lengths, axis=0).T, strict=True))
-        columns["step"] = columns["step"] + nth
-        columns["kv_tokens"] = columns["kv_tokens"] + nth * columns["growth"]
-        columns["decode_context"] = columns["decode_context"] + nth * columns["growth"]
+        columns: dict[str, NDArray[Any]] = dict(zip(names, np.repeat(table.T, lengths, axis=1), strict=True))
+        columns["step"] += nth
+        columns["kv_tokens"] += nth * columns["growth"]
+        columns["decode_context"] += nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
         seconds = {"start_s": self._starts, "elapsed_s": self._elapsed, "host_s": self._host}
         columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
-        bound = {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
-        return pd.DataFrame({**columns, **bound, "internal_slots": np.zeros_like(nth)})[STEP_COLUMNS]
+        columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
+        columns["internal_slots"] = np.zeros_like(nth)
+        return pd.DataFrame({name: columns[name] for name in STEP_COLUMNS})
 
     def _sum_up(self) -> None:
         if not self._starts:
