@@ -1,15 +1,13 @@
 """Requests that decode, carried from step to step without being looked at: only what becomes of them has a date.
 
-    step             17    18    19    20    21    22    23         page_size 4
-    takes a page      A           B           A                     a calendar: A again at 25, B at 23
-    ends                                            B               a heap
+    page_size 4      A takes a page in steps 17, 21, 25 …, B in steps 19, 23, 27 …, so a bucket for each step modulo 4 will do
+    ends             a heap
     sums of all      context + 2 each step, pages + 1 for each taken
 
-So a step costs what arrives, ends and takes pages in it, not what goes on. Their tokens are caught up with when they end,
-or when somebody has to look at them.
+So a step costs what arrives and ends in it, not what goes on. Tokens are caught up with when a request ends, or when somebody
+has to look at it; until then its pages are counted only (`PagePool.num_promised`).
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -28,14 +26,10 @@ RUNNING = RequestStatus.RUNNING
 @dataclass(slots=True, eq=False)
 class _Decoder:
     request: Request
-    number: int
-    """Place among the running."""
     since: int
     """Step up to which its tokens are known."""
-    page_at: int = 0
-    """Step in which it takes its next page."""
-    held_since: int = 0
-    """Step in which it took its last page; 0 if it has taken none."""
+    bucket: int
+    """Steps, modulo the page size, in which it takes a page; -1 if it needs none before it may end."""
 
 
 class Decoders:
@@ -59,14 +53,20 @@ class Decoders:
         self, scheduler: "Scheduler", next_token: Callable[[Request], int], num_steps_alike: Callable[[Request], int]
     ) -> None:
         self.scheduler, self.next_token, self.num_steps_alike = scheduler, next_token, num_steps_alike
-        self.on_land: Callable[[Request, int], object] = lambda _request, _step: None
-        """Called with a request whose tokens are known again, and the step in which it took its last page, if any."""
+        self.on_land: Callable[[Request, int, int], object] = lambda *_: None
+        """Called with a request whose tokens are known again, its number of pages, and the step in which it took the last
+        of them, 0 if it took none."""
         self.joined: list[Request] = []
         """Those carried from the next step on."""
         self._decoders: dict[Request, _Decoder] = {}  # in order of running
         self._ends: list[tuple[int, int, _Decoder]] = []  # a heap: before which step, place, who
-        self._takes = defaultdict[int, list[_Decoder]](list)
+        self._num_takes = [0] * scheduler.pool.page_size
+        """By step modulo the page size: who takes a page."""
         self._num_joined = self._context = self._num_pages = 0
+        self._ready_until = 0
+        """Step before which they have the pages for all steps."""
+        self._is_due = False
+        """Whether somebody has to be looked at before the next step."""
 
     def __len__(self) -> int:
         return len(self._decoders)
@@ -83,45 +83,50 @@ class Decoders:
 
     def num_takes(self, num_steps: int) -> list[int]:
         """Count the pages that they take in each of the next steps, if nobody ends."""
-        first, size, takes = self.scheduler.num_steps, self.scheduler.pool.page_size, self._takes
-        counts = [len(takes[step]) if step in takes else 0 for step in range(first, first + num_steps)]
-        for nth in range(size, num_steps):  # whoever takes one takes the next when it is full
-            counts[nth] += counts[nth - size]
-        return counts
+        size = self.scheduler.pool.page_size
+        place = self.scheduler.num_steps % size
+        in_turn = self._num_takes[place:] + self._num_takes[:place]
+        return in_turn[:num_steps] if num_steps <= size else (in_turn * (num_steps // size + 1))[:num_steps]
 
     # ---- who is carried ------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Take over those at the head of the running who decode, but some if others do so behind them."""
+        """Take over those at the head of the running who decode; nobody, if others do so behind them."""
+        self._release_if_due()
         running, num = self.scheduler.running, 0
         if not running:
             return
         for request in running:
-            if not self._may_join(request):
+            if not self._join(request):
                 break
             num += 1
-            self._begin(_Decoder(request, self._num_joined, self.scheduler.num_steps))
-            self._num_joined += 1
-            self.joined.append(request)
         del running[:num]
         if any(_decodes(request) for request in running):
             self.release()
 
-    def _may_join(self, request: Request) -> bool:
-        alone = not request.children and request.parent is None
-        return alone and _decodes(request) and len(self) + 1 < self.scheduler.max_num_batched_tokens
-
-    def _begin(self, decoder: _Decoder) -> None:
-        request, pool = decoder.request, self.scheduler.pool
+    def _join(self, request: Request) -> bool:
+        """Carry a request from now on, if it decodes and is like most."""
+        if request.children or request.parent is not None or not _decodes(request):
+            return False
+        scheduler, size, num_pages = self.scheduler, self.scheduler.pool.page_size, len(request.pages)
+        steps, room = self.num_steps_alike(request), num_pages * size - request.num_computed_tokens
+        if len(self) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
+            return False
+        now = scheduler.num_steps
+        decoder = _Decoder(request, now, (now + room) % size if room < steps else -1)
+        if decoder.bucket >= 0:
+            self._num_takes[decoder.bucket] += 1
         self._decoders[request] = decoder
-        heappush(self._ends, (decoder.since + self.num_steps_alike(request), decoder.number, decoder))
-        decoder.page_at = decoder.since + len(request.pages) * pool.page_size - request.num_computed_tokens
-        self._takes[decoder.page_at].append(decoder)
+        self._num_joined += 1
+        heappush(self._ends, (now + steps, self._num_joined, decoder))
         self._context += request.num_computed_tokens + 1
-        self._num_pages += len(request.pages)
+        self._num_pages += num_pages
+        self.joined.append(request)
+        return True
 
     def make_ready(self) -> None:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
+        self._release_if_due()
         scheduler = self.scheduler
         (pages,), tokens = self.num_takes(1), 0
         for request in scheduler.running:
@@ -138,64 +143,77 @@ class Decoders:
             if room <= 0:
                 self.release()
 
+    def _release_if_due(self) -> None:
+        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
+            self.release()
+
     def release(self) -> None:
         """Put everybody back among the running."""
+        pool = self.scheduler.pool
         for decoder in self._decoders.values():
-            self._catch_up(decoder)
-            self.on_land(decoder.request, decoder.held_since)
+            request, missing = decoder.request, self._catch_up(decoder)
+            pool.num_promised -= missing
+            request.pages += pool.take(missing)
+            self.on_land(request, len(request.pages), self._last_take(request) if missing else 0)
         self.scheduler.running[:0] = self._decoders
         self._decoders.clear()
         self._ends.clear()
-        self._takes.clear()
         self.joined.clear()
-        self._context = self._num_pages = 0
+        self._num_takes = [0] * pool.page_size
+        self._context = self._num_pages = self._ready_until = 0
+        self._is_due = False
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def take_pages(self, num_steps: int) -> None:
-        """Take the pages that they need in the next steps."""
-        first, pool, takes = self.scheduler.num_steps, self.scheduler.pool, self._takes
-        for step in range(first, first + num_steps):
-            if takers := takes.get(step):
-                for decoder, page in zip(takers, pool.take(len(takers)), strict=True):
-                    decoder.request.pages.append(page)
-                    decoder.held_since, decoder.page_at = step, step + pool.page_size
-                self._num_pages += len(takers)
-                takes[step + pool.page_size] += takers
-            takes.pop(step, None)
+        """Take, that is count, the pages that they need in the next steps."""
+        num_pages = sum(self.num_takes(num_steps))
+        self.scheduler.pool.num_promised += num_pages
+        self._num_pages += num_pages
+        self._ready_until = self.scheduler.num_steps + num_steps
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
-        now = self.scheduler.num_steps
-        self._context += num_steps * len(self)
-        ended = []
-        while self._ends and self.next_end <= now:
-            *_, decoder = heappop(self._ends)
-            self._catch_up(decoder)
+        self._context += num_steps * len(self._decoders)
+        ended, now = [], self.scheduler.num_steps
+        while self._ends and self._ends[0][0] <= now:
+            decoder = heappop(self._ends)[-1]
+            missing = self._catch_up(decoder)
             if decoder.request.is_finished:
-                self._leave(decoder)
+                self._leave(decoder, missing)
                 ended.append(decoder.request)
             else:  # a stop token that does not count yet
-                heappush(self._ends, (now + self.num_steps_alike(decoder.request), decoder.number, decoder))
+                self._is_due = True
         self.scheduler.running[:0] = ended
 
-    def _catch_up(self, decoder: _Decoder) -> None:
-        """Have a request make the tokens that it has made by now."""
-        request, made = decoder.request, self.scheduler.num_steps - decoder.since
-        if made:
-            token = self.next_token(request)
-            request.output_token_ids += [token] * (made - 1)
+    def _leave(self, decoder: _Decoder, missing: int) -> None:
+        """Forget a request that is finished; pages that were only counted it need not take any more."""
+        request, num_pages = decoder.request, len(decoder.request.pages) + missing
+        del self._decoders[request]
+        if decoder.bucket >= 0:
+            self._num_takes[decoder.bucket] -= 1
+        self.scheduler.pool.num_promised -= missing
+        self._context -= request.num_computed_tokens + 1
+        self._num_pages -= num_pages
+        self.on_land(request, num_pages, self._last_take(request) if missing else 0)
+
+    def _catch_up(self, decoder: _Decoder) -> int:
+        """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
+        request, now = decoder.request, self.scheduler.num_steps
+        if made := now - decoder.since:
+            request.output_token_ids += [self.next_token(request)] * (made - 1)
             request.take(self.next_token(request))
             request.num_computed_tokens += made
-            decoder.since += made
+            decoder.since = now
+        ahead = max(0, self._ready_until - now)  # of a step that came to nothing
+        return max(0, self.scheduler.pool.pages_for(request.num_computed_tokens + ahead) - len(request.pages))
 
-    def _leave(self, decoder: _Decoder) -> None:
-        request = decoder.request
-        del self._decoders[request]
-        self._takes[decoder.page_at].remove(decoder)
-        self._context -= request.num_computed_tokens + 1
-        self._num_pages -= len(request.pages)
-        self.on_land(request, decoder.held_since)
+    def _last_take(self, request: Request) -> int:
+        """Return the step in which a request took its last page."""
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        ahead = max(0, self._ready_until - now)
+        full = (pool.pages_for(request.num_computed_tokens + ahead) - 1) * pool.page_size
+        return now - request.num_computed_tokens + full
 
 
 def _decodes(request: Request) -> bool:

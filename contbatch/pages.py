@@ -53,12 +53,14 @@ class PagePool:
         self._counts = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last, still in caches, goes first
         self._kept: set[int] = set()
+        self.num_promised = 0
+        """Pages that somebody will take, who has counted them only: live, though no ids are theirs yet."""
         self._cached: dict[int, None] = {}  # in order of being given back, which is that of eviction
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds and whose content is worth nothing."""
-        return len(self._free)
+        """Pages that nobody holds, or was promised, and whose content is worth nothing."""
+        return len(self._free) - self.num_promised
 
     @property
     def num_cached(self) -> int:
@@ -91,10 +93,10 @@ class PagePool:
     def take(self, count: int) -> list[int]:
         """Take `count` pages, cached ones only when no other is free; all or, with `PagePoolError`, none."""
         free = self._free
-        if count > len(free):
+        if count > len(free) - self.num_promised:
             if count > self.num_available:
                 raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
-            while count > len(free):
+            while count > self.num_free:
                 page = next(iter(self._cached))
                 self.num_evictions += 1
                 self.forget(page)
@@ -183,7 +185,7 @@ class PagePool:
         free, live = set(self._free), {page for page, count in enumerate(self._counts) if count > 0}
         states = [*self._free, *self._cached, *live]
         consistent = self._cached.keys() == self._kept - live and free.isdisjoint(self._kept)
-        if not consistent or sorted(states) != list(range(self.num_pages)) or len(live) != self.num_live:
+        if not consistent or sorted(states) != list(range(self.num_pages)) or len(live) != self.num_live - self.num_promised:
             raise PagePoolError(
                 f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
                 f"of {self.num_pages}"

@@ -91,8 +91,8 @@ class Recorder:
                 self._turn(request, "decode", step, now).carried_since = len(self._ends)
             scheduler.decoders.joined.clear()
 
-    def land(self, request: Request, held_since: int) -> None:
-        """Note that a request is carried no longer, who has taken pages meanwhile, the last in that step, or none (0).
+    def land(self, request: Request, num_pages: int, held_since: int) -> None:
+        """Note that a request is carried no longer, who has so many pages, since that step if it took any meanwhile.
 
         If it is finished, it leaves with the step that is being taken, and the time of its last token is noted then.
         """
@@ -101,7 +101,7 @@ class Recorder:
             return
         if self.detail:
             # Pages held before the last was taken are full: none of their slots is held in vain.
-            live.hold(held_since, len(request.pages), request.num_computed_tokens)
+            live.hold(held_since, num_pages, request.num_computed_tokens)
         if not request.is_finished:
             self._note_carried(live)
             live.carried_since = None
