@@ -43,7 +43,11 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
-        if scheduler.policy.decodes != "among" and scheduler.pool.layout == "paged" and not scheduler.prefix_cache.enabled:
+        if (
+            scheduler.policy.decodes != "among"
+            and scheduler.pool.layout == "paged"
+            and not scheduler.prefix_cache.enabled
+        ):
             scheduler.decoders = Decoders(scheduler, next_token, num_steps_alike)
 
     def run(

@@ -128,7 +128,9 @@ class PagePool:
             A page is not in the pool or is already free; nothing is given back then.
         """
         pages, counts = list(pages), self._counts
-        for page, count in Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False):
+        for page, count in (
+            Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False)
+        ):
             if not 0 <= page < self.num_pages or counts[page] < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
         freed = []
@@ -185,7 +187,11 @@ class PagePool:
         free, live = set(self._free), {page for page, count in enumerate(self._counts) if count > 0}
         states = [*self._free, *self._cached, *live]
         consistent = self._cached.keys() == self._kept - live and free.isdisjoint(self._kept)
-        if not consistent or sorted(states) != list(range(self.num_pages)) or len(live) != self.num_live - self.num_promised:
+        if (
+            not consistent
+            or sorted(states) != list(range(self.num_pages))
+            or len(live) != self.num_live - self.num_promised
+        ):
             raise PagePoolError(
                 f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
                 f"of {self.num_pages}"

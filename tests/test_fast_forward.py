@@ -87,7 +87,9 @@ def same(workload, policy, limits, logged, kind=Engine):
     pools = [each.scheduler.pool for each in (engine, fast)]
     assert len({tuple(getattr(pool, name) for name in CHANGED) for pool in pools}) == 1
     in_order = tuple if logged else sorted
-    assert len({tuple(in_order(pool.take(pool.num_available))) for pool in pools if pool.layout == "paged"}) <= 1, "free pages"
+    assert len({tuple(in_order(pool.take(pool.num_available))) for pool in pools if pool.layout == "paged"}) <= 1, (
+        "free pages"
+    )
     return engine, fast
 
 
