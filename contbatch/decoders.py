@@ -201,7 +201,8 @@ class Decoders:
         """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
         request, now = decoder.request, self.scheduler.num_steps
         if made := now - decoder.since:
-            request.output_token_ids += [self.next_token(request)] * (made - 1)
+            if made > 1:
+                request.output_token_ids += [self.next_token(request)] * (made - 1)
             request.take(self.next_token(request))
             request.num_computed_tokens += made
             decoder.since = now

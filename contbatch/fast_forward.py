@@ -27,6 +27,8 @@ from contbatch.step_rows import Stretch
 from contbatch.step_shape import StepShape
 
 RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
+MOST_STEPS = 256
+"""In a stretch with somebody carried: an arrival may end it long before that, and pages are counted beforehand."""
 Takes = dict[int, list[Request]]
 """By number of the step in a stretch: who takes a page in it, in the order of the grants."""
 
@@ -99,10 +101,10 @@ class FastForward:
             return None
         for newcomer in islice(scheduler.waiting, 1):
             room = scheduler.max_num_batched_tokens - sums.num_requests
-            if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
+            if scheduler.free_seats and not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
             bound.add("pages" if scheduler.free_seats else "seats")
-        live_pages = self._live_pages(decoders.num_takes(decoders.next_end - scheduler.num_steps))
+        live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - scheduler.num_steps, MOST_STEPS)))
         shape = StepShape.of((), sums)
         stretch = self._stretch(shape, sums.num_requests, now, next_arrival, live_pages)
         if stretch is None:

@@ -19,6 +19,8 @@ from contbatch.step_rows import StepRows, Stretch
 from contbatch.step_shape import StepShape
 
 NAN = float("nan")
+KEPT = 65_536
+"""Ends of steps, about, before they are noted for everybody."""
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
@@ -106,6 +108,16 @@ class Recorder:
             self._note_carried(live)
             live.carried_since = None
 
+    def _end_carried(self, start: float, ends: list[float]) -> None:
+        """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
+        if len(self._ends) >= KEPT:
+            for live in self._live.values():
+                if live.carried_since is not None:
+                    self._note_carried(live)
+                    live.carried_since = 0
+            self._ends.clear()
+        self._ends.add(start, ends)
+
     def _note_carried(self, live: Life) -> None:
         if live.carried_since is not None and live.carried_since < len(self._ends):
             live.made.add(*self._ends.since(live.carried_since))
@@ -138,7 +150,7 @@ class Recorder:
         end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
         sampled = step.decoders.num_requests
         if sampled:
-            self._ends.add(now, [end_s])
+            self._end_carried(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
                 sampled += self._note_tokens(request, end_s)
@@ -172,7 +184,7 @@ class Recorder:
         last, num_steps = step.step + len(ends), len(ends)
         self._end_s = ends[-1]
         if decoded:
-            self._ends.add(stretch.starts[0], ends)
+            self._end_carried(stretch.starts[0], ends)
         longest = max((b - a for a, b in pairwise(ends)), default=0.0) if step.grants else 0.0
         for request, start, _, samples, _ in step.grants:
             live = self._live[request.request_id]

@@ -40,9 +40,11 @@ class Policy:
     Not inherited, since a subclass may plan otherwise."""
 
     decodes: Literal["first", "aside", "among"] = "among"
-    """A further promise of a steady policy whose finished may leave at once and who makes nobody give way: "first" if `plan`
-    names all who decode first, "aside" if it does so anywhere; then the others, those running before those waiting, as if
-    nobody decoded. A simulation then need not look at those who decode (see `Decoders`). Not inherited either."""
+    """A further promise of a steady policy whose finished may leave at once, and that makes nobody give way.
+
+    "first": `plan` names all who decode before the others, "aside": anywhere; and the others as if nobody decoded, those
+    running before those waiting. A simulation then need not look at those who decode (see `Decoders`). Not inherited
+    either."""
 
     def __init_subclass__(cls) -> None:
         """Withdraw the promises of the class that a policy is derived from."""
