@@ -24,8 +24,8 @@ class CostModel(Protocol):
 def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], float]:
     """Return the seconds of steps that differ from a shape in their `decode_context` only, as a function of it.
 
-    A class may have a method of this name that does it sooner, to the last bit. It is not inherited: a subclass may have
-    other `seconds`.
+    A class may have a method of this name that does it sooner, to the last bit. It is not inherited: a subclass may
+    have other `seconds`.
     """
     if "seconds_by_context" in vars(type(cost)):
         quick: Callable[[int], float] = cost.seconds_by_context(shape)  # type: ignore[attr-defined]

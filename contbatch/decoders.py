@@ -1,11 +1,11 @@
 """Requests that decode, carried from step to step without being looked at: only what becomes of them has a date.
 
-    page_size 4      A takes a page in steps 17, 21, 25 …, B in steps 19, 23, 27 …, so a bucket for each step modulo 4 will do
-    ends             a heap
-    sums of all      context + 2 each step, pages + 1 for each taken
+    pages            A takes one in steps 17, 33, 49 …, B in 20, 36 …: with pages of 16 tokens, sixteen counters will do
+    ends             a heap: who may end before which step
+    sums of all      context + 1 for each of them in each step, pages + 1 for each taken
 
-So a step costs what arrives and ends in it, not what goes on. Tokens are caught up with when a request ends, or when somebody
-has to look at it; until then its pages are counted only (`PagePool.num_promised`).
+So a step costs what arrives and ends in it, not what goes on. Tokens are caught up with when a request ends, or when
+somebody has to look at it; until then its pages are counted only (`PagePool.num_promised`).
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class Decoders:
 
     Notes
     -----
-    A step takes the pages of its decoders before it plans the others, with what is left of the token budget. That comes to
-    the same for policies that promise it (`Policy.decodes`), if pages and budget suffice; `make_ready` sees to that.
+    A step takes the pages of its decoders before it plans the others, with what is left of the token budget. That comes
+    to the same for policies that promise it (`Policy.decodes`), if pages and budget suffice: see `make_ready`.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Decoders:
     ) -> None:
         self.scheduler, self.next_token, self.num_steps_alike = scheduler, next_token, num_steps_alike
         self.on_land: Callable[[Request, int, int], object] = lambda *_: None
-        """Called with a request whose tokens are known again, its number of pages, and the step in which it took the last
-        of them, 0 if it took none."""
+        """Called with a request whose tokens are known again, its number of pages, and the step in which it took the
+        last of them, 0 if it took none."""
         self.joined: list[Request] = []
         """Those carried from the next step on."""
         self._decoders: dict[Request, _Decoder] = {}  # in order of running

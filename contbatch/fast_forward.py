@@ -9,7 +9,6 @@ somebody has arrived, may be admitted, computes more than a token, or needs a pa
 
 from bisect import bisect_right
 from collections import defaultdict
-
 from itertools import accumulate, islice, takewhile
 from math import inf
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,15 +13,14 @@ from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_counts import count
 from contbatch.step_ends import StepEnds
 from contbatch.step_rows import StepRows, Stretch
-from contbatch.step_shape import StepShape
 
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
-MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
 
@@ -98,8 +96,7 @@ class Recorder:
 
         If it is finished, it leaves with the step that is being taken, and the time of its last token is noted then.
         """
-        live = self._live.get(request.request_id)
-        if live is None or live.carried_since is None:
+        if (live := self._live.get(request.request_id)) is None or live.carried_since is None:
             return
         if self.detail:
             # Pages held before the last was taken are full: none of their slots is held in vain.
@@ -123,27 +120,8 @@ class Recorder:
             live.made.add(*self._ends.since(live.carried_since))
 
     def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
-        running, (carried, context, num_pages) = scheduler.running, step.decoders
-        held = 0
-        computed = context - carried
-        for request in running:
-            held += request.status is HELD
-            computed += request.num_computed_tokens
-            num_pages += len(request.pages)
-        pool, bound = scheduler.pool, step.bound
-        free, cached = pool.num_free, pool.num_cached
-        self._num_live_pages = pool.num_pages - free - cached
-        # Shared pages are full, and are in more page tables than one.
-        kv_tokens = computed + prefill + decode + carried - pool.page_size * (num_pages - self._num_live_pages)
-        self._counts = (
-            *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
-            *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
-            *(step.num_cached_tokens, kv_tokens, cached, step.num_evictions),
-            *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
-            *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
-            pool.page_size * free if "fragmentation" in bound else 0,
-            *StepShape.of(step.grants, step.decoders)[-3:],
-        )
+        self._num_live_pages = scheduler.pool.num_live
+        self._counts = count(step, scheduler, prefill, decode, padded)
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
@@ -180,12 +158,12 @@ class Recorder:
         left : list of Request
             Those that gave up their seats in the last of them.
         """
-        ends, decoded = stretch.ends, step.decoders.num_requests
-        last, num_steps = step.step + len(ends), len(ends)
+        ends, num_steps, decoded = stretch.ends, len(stretch.ends), step.decoders.num_requests
+        last = step.step + num_steps
         self._end_s = ends[-1]
         if decoded:
             self._end_carried(stretch.starts[0], ends)
-        longest = max((b - a for a, b in pairwise(ends)), default=0.0) if step.grants else 0.0
+        longest = max((b - a for a, b in pairwise(ends if step.grants else ())), default=0.0)
         for request, start, _, samples, _ in step.grants:
             live = self._live[request.request_id]
             if samples:
@@ -216,16 +194,14 @@ class Recorder:
                 self._note_carried(live)
             del self._live[request.request_id]
             self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
-            if live.made.each is not None:
-                times = [now] * live.made.count if self.release == "batch" else live.made.each
-                self._token_s[request.request_id] = times
+            if (times := live.made.each) is not None:
+                self._token_s[request.request_id] = [now] * len(times) if self.release == "batch" else times
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            changes = sorted([(-1, 0), *self._unused.items()])
-            changed, by = np.array(changes, np.int64).T
+            changed, by = np.array(sorted([(-1, 0), *self._unused.items()]), np.int64).T
             steps["internal_slots"] = np.cumsum(by)[np.searchsorted(changed, steps.step, side="right") - 1]
         return Result(
             requests=self._requests.frame(),

@@ -31,6 +31,9 @@ class DecodeSums(NamedTuple):
     """In their page tables."""
 
 
+NO_DECODERS = DecodeSums()
+
+
 class PageMove(NamedTuple):
     """A page whose content, of all layers, goes to another page."""
 
@@ -50,7 +53,7 @@ class SchedulerOutput:
 
     step: int
     grants: list[Grant] = field(default_factory=list)
-    decoders: DecodeSums = DecodeSums()
+    decoders: DecodeSums = NO_DECODERS
     """Who decodes besides, in a simulation."""
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)

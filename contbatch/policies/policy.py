@@ -42,9 +42,8 @@ class Policy:
     decodes: Literal["first", "aside", "among"] = "among"
     """A further promise of a steady policy whose finished may leave at once, and that makes nobody give way.
 
-    "first": `plan` names all who decode before the others, "aside": anywhere; and the others as if nobody decoded, those
-    running before those waiting. A simulation then need not look at those who decode (see `Decoders`). Not inherited
-    either."""
+    "first": `plan` names all who decode before the others, "aside": anywhere; and the others as if nobody decoded, the
+    running before the waiting. A simulation then need not look at those who decode (see `Decoders`). Not inherited."""
 
     def __init_subclass__(cls) -> None:
         """Withdraw the promises of the class that a policy is derived from."""
