@@ -34,11 +34,13 @@ CHANGED = ("num_free", "num_cached", "num_live", "num_evictions", "cached_pages"
 class CountingScheduler(cb.Scheduler):
     """Counts its plans, and checks itself after every stretch."""
 
-    num_plans = 0
+    num_plans = num_grants = 0
 
     def schedule(self, now=0.0):
         self.num_plans += 1
-        return super().schedule(now)
+        step = super().schedule(now)
+        self.num_grants += len(step.grants)
+        return step
 
     def skip(self, step, num_steps):
         left = super().skip(step, num_steps)
@@ -183,6 +185,75 @@ def test_an_arrival_is_planned_for():
     assert num_steps < 200
 
 
+@pytest.mark.parametrize("policy", [p for p in READY if p.decodes != "among"], ids=repr)
+def test_who_decodes_is_not_looked_at(policy):
+    load = Poisson(rate=0.2, num_requests=40, prompt=20, output=60)
+    limits = {"num_pages": 1000, "page_size": 4, "max_num_batched_tokens": 100}
+    engine, result = run(load.requests(), policy, limits, True)
+    assert engine.scheduler.num_plans >= 30, "nearly each arrival is planned for"
+    assert engine.scheduler.num_grants == 40, "their prompts, and no decode"
+    assert result.steps.decode_tokens[result.steps.admitted > 0].mean() > 5
+
+
+def test_who_looks_sees_everybody():
+    engine, _ = run([], cb.ChunkedPrefill(), {"num_pages": 1000, "page_size": 4}, True)
+    requests = crowd(3, output=20)
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    requests.append(cb.Request("late", [1, 2], arrival_time=engine.now + 1.0))
+    engine.add(requests[-1])
+    engine.advance()
+    assert not engine.scheduler.running, "carried"
+    engine.abort(requests[1].request_id)
+    check(engine.scheduler)
+    assert engine.scheduler.running == [requests[0], requests[2]]
+    assert requests[0].num_output_tokens == requests[2].num_output_tokens > 1
+    while engine.has_requests:
+        engine.advance()
+    assert [r.finish_reason for r in requests] == ["length", "abort", "length", "length"]
+    assert requests[2].num_output_tokens == 20
+    assert engine.scheduler.pool.num_free == 1000
+
+
+def test_a_step_that_comes_to_nothing_takes_no_pages_twice():
+    class Cost(cb.Linear):
+        broken = False
+
+        def seconds(self, shape):
+            if self.broken:
+                raise OSError
+            return super().seconds(shape)
+
+    class Broken(Cost):
+        broken = True
+
+    engine, _ = run([], cb.ChunkedPrefill(), {"num_pages": 1000, "page_size": 1}, True, cost=Cost(step_s=1.0))
+    for request in [*crowd(2, output=9), cb.Request("late", [1, 2], cb.SamplingParams(max_tokens=5), arrival_time=3.5)]:
+        engine.add(request)
+    while engine.now < 3.5:
+        engine.advance()
+    engine.runner.cost, kept = Broken(step_s=1.0), engine.runner.cost
+    for _ in range(2):
+        with pytest.raises(OSError):
+            engine.advance()
+    engine.runner.cost = kept
+    while engine.has_requests:
+        engine.advance()
+        engine.scheduler.decoders.release()
+        check(engine.scheduler)
+    assert engine.scheduler.pool.num_free == 1000
+
+
+@settings(max_examples=50, deadline=None)
+@given(_longer(), st.sampled_from([p for p in READY if p.decodes != "among"]), st.booleans())
+def test_short_stretches_and_a_short_memory_change_nothing(workload, policy, look):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("contbatch.recorder.KEPT", 3)
+        patch.setattr("contbatch.fast_forward.MOST_STEPS", 5)
+        same(workload, policy, workload.limits | {"prefix_cache": False}, False, LookingEngine if look else Engine)
+
+
 def test_a_policy_that_promises_nothing_is_asked_before_every_step():
     class Mine(cb.ChunkedPrefill):
         pass
@@ -192,6 +263,7 @@ def test_a_policy_that_promises_nothing_is_asked_before_every_step():
 
     assert not Mine.steady
     assert not Policy.steady
+    assert (Mine.decodes, cb.ChunkedPrefill.decodes, Policy.decodes) == ("among", "first", "among")
     assert plans(crowd(2), Mine()) == (100, 100)
     assert plans(crowd(2), Promised()) == (1, 100)
     assert plans(crowd(2), cb.FairShare()) == (100, 100)

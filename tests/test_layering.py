@@ -12,8 +12,8 @@ POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glo
 # fmt: off
 HEART = [
     "checks", "contiguous", "decoders", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies",
-    *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler", "start", "step",
-    "step_shape", "swap_space",
+    *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler", "start",
+    "step", "step_shape", "swap_space",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
