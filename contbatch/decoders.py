@@ -175,27 +175,27 @@ class Decoders:
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
         self._context += num_steps * len(self._decoders)
-        ended, now = [], self.scheduler.num_steps
-        while self._ends and self._ends[0][0] <= now:
+        num_ended = 0
+        while self._ends and self._ends[0][0] <= self.scheduler.num_steps:
             decoder = heappop(self._ends)[-1]
             missing = self._catch_up(decoder)
             if decoder.request.is_finished:
-                self._leave(decoder, missing)
-                ended.append(decoder.request)
+                self._leave(decoder, missing, num_ended)
+                num_ended += 1
             else:  # a stop token that does not count yet
                 self._is_due = True
-        self.scheduler.running[:0] = ended
 
-    def _leave(self, decoder: _Decoder, missing: int) -> None:
-        """Forget a request that is finished; pages that were only counted it need not take any more."""
+    def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
+        """Put a finished request back; pages that were only counted it need not take any more."""
         request, num_pages = decoder.request, len(decoder.request.pages) + missing
+        self.on_land(request, num_pages, self._last_take(request) if missing else 0)  # first: it may be interrupted
         del self._decoders[request]
-        if decoder.bucket >= 0:
-            self._num_takes[decoder.bucket] -= 1
+        self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
         self._context -= request.num_computed_tokens + 1
         self._num_pages -= num_pages
-        self.on_land(request, num_pages, self._last_take(request) if missing else 0)
+        if decoder.bucket >= 0:
+            self._num_takes[decoder.bucket] -= 1
 
     def _catch_up(self, decoder: _Decoder) -> int:
         """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
