@@ -19,7 +19,7 @@ import contbatch as cb
 
 VIDUR = {8: 1_028, 24: 2_899}
 """Requests simulated per second by arrival rate, scheduler "vllm", metrics off."""
-ROUNDS = 3
+ROUNDS = 9
 
 
 def simulate(workload: cb.Workload, backend: cb.Simulated, fast_forward: bool = True, detail: bool = True) -> cb.Result:
@@ -43,12 +43,12 @@ def report(
         began, began_busy = perf_counter(), process_time()
         result = simulate(workload, backend, **options)
         seconds, busy = perf_counter() - began, process_time() - began_busy
-        rates.append(len(result.requests) / seconds)
+        rates.append(len(result.requests) / busy)
     weight = result.steps.num_steps
     steps, tokens = int(weight.sum()), int((result.steps.tokens * weight).sum())
     figures = " / ".join(f"{rate:,.0f}" for rate in (min(rates), statistics.median(rates), max(rates)))
     beside = f" (Vidur: {peer:,})" if peer else ""
-    print(f"{name}: {figures} requests/s{beside}; {steps / seconds:,.0f} steps/s, {tokens / seconds:,.0f} tokens/s")
+    print(f"{name}: {figures} requests/s{beside}; {steps / busy:,.0f} steps/s, {tokens / busy:,.0f} tokens/s")
     mean, virtual = (result.steps.seqs * weight).sum() / steps, result.duration_s
     print(f"    {len(result.requests):,} requests, mean batch {mean:.1f}, {virtual:,.0f} s on the virtual clock")
     print(f"    {seconds:.2f} s in the last round, {busy:.2f} s of them on the processor")
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the functions that take most time")
     options = parser.parse_args()
     llama2 = cb.Simulated(gpu="A100-80GB", model="llama-2-7b")
-    print(f"min / median / max of {ROUNDS} rounds")
+    print(f"min / median / max of {ROUNDS} rounds, per second of processor time")
     for rate, peer in VIDUR.items():
         workload = cb.Poisson(rate=rate, num_requests=1000, prompt=512, output=128)
         report(f"{rate}/s", workload, llama2, ROUNDS, peer)

@@ -146,8 +146,9 @@ class ContiguousPool(PagePool):
         self._counts[start : start + count] = [1] * count
         return list(range(start, start + count))
 
-    def _set_free(self, page: int) -> None:
-        self.free_runs.free(page)
+    def _set_free(self, pages: list[int]) -> None:
+        for page in pages:
+            self.free_runs.free(page)
 
 
 def make_pool(layout: str, num_pages: int, page_size: int, shared: bool) -> PagePool:

@@ -94,7 +94,9 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the rows recorded so far."""
-        pool = self.scheduler.pool
+        pool, decoders = self.scheduler.pool, self.scheduler.decoders
+        if decoders:
+            decoders.release()
         self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size, self.detail)
 
     def add(self, request: Request, *, listed: bool = False) -> None:

@@ -7,11 +7,14 @@ Requests, pages, times, rows and the decision log come out as if every step had 
 somebody has arrived, may be admitted, computes more than a token, or needs a page that is not free.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
-from itertools import takewhile
+from itertools import accumulate, islice, takewhile
 from math import inf
 
+from contbatch.cost import seconds_by_context
 from contbatch.decision_log import DecisionLog
+from contbatch.decoders import Decoders
 from contbatch.policies.answers import reserve_of
 from contbatch.recorder import Recorder
 from contbatch.request import Request, RequestStatus
@@ -19,9 +22,12 @@ from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_a
 from contbatch.scheduler import Scheduler
 from contbatch.start import find_start
 from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_rows import Stretch
 from contbatch.step_shape import StepShape
 
 RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
+MOST_STEPS = 256
+"""In a stretch with somebody carried: an arrival may end it long before that, and pages are counted beforehand."""
 Takes = dict[int, list[Request]]
 """By number of the step in a stretch: who takes a page in it, in the order of the grants."""
 
@@ -38,6 +44,12 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
+        if (
+            scheduler.policy.decodes != "among"
+            and scheduler.pool.layout == "paged"
+            and not scheduler.prefix_cache.enabled
+        ):
+            scheduler.decoders = Decoders(scheduler, next_token, num_steps_alike)
 
     def run(
         self, now: float, next_arrival: float, recorder: Recorder, log: DecisionLog | None
@@ -49,29 +61,59 @@ class FastForward:
         tuple or None
             Those who left, all in the last of these steps, and when it ends; None if the next step must be planned.
         """
+        if (decoders := self.scheduler.decoders) is not None and log is None:
+            decoders.on_land = recorder.land
+            decoders.join()
+            if decoders:
+                return self._run_carried(decoders, now, next_arrival, recorder)
         step = self._next_step()
         if step is None:
             return None
         decoding = [grant.request for grant in step.grants if grant.samples]
-        starts, elapsed, ends = self._times(step, len(decoding), now, next_arrival, self._most_steps(decoding))
-        takes = self._takes(decoding, len(ends))
-        num_steps = self._steps_with_pages(takes, len(ends))
-        if not num_steps:
+        takes = self._takes(decoding, most := self._most_steps(decoding))
+        live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
+        stretch = self._stretch(StepShape.of(step.grants), len(decoding), now, next_arrival, live_pages)
+        if stretch is None:
             return None
-        starts, elapsed, ends = starts[:num_steps], elapsed[:num_steps], ends[:num_steps]
+        num_steps = len(stretch.ends)
         taken = self._take(takes, 0)
         recorder.begin_alike(step, self.scheduler, now)
         if log is None:
             taken += [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
             self._advance(decoding, num_steps)
         else:
-            taken += self._advance_logged(step, decoding, takes, starts, log)
+            taken += self._advance_logged(step, decoding, takes, stretch.starts, log)
         last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
         left = self.scheduler.skip(last, num_steps)
-        recorder.end_alike(step, starts, elapsed, ends, taken, left)
+        recorder.end_alike(step, stretch, taken, left)
         if log is not None:
             log.end(left)
-        return left, ends[-1]
+        return left, stretch.ends[-1]
+
+    def _run_carried(
+        self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
+    ) -> tuple[list[Request], float] | None:
+        """Do the same if all who run are carried: see `run`."""
+        scheduler, sums = self.scheduler, decoders.sums
+        bound = set[str]()
+        if scheduler.running:
+            return None
+        for newcomer in islice(scheduler.waiting, 1):
+            room = scheduler.max_num_batched_tokens - sums.num_requests
+            if scheduler.free_seats and not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
+                return None
+            bound.add("pages" if scheduler.free_seats else "seats")
+        live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - scheduler.num_steps, MOST_STEPS)))
+        shape = StepShape.of((), sums)
+        stretch = self._stretch(shape, sums.num_requests, now, next_arrival, live_pages)
+        if stretch is None:
+            return None
+        step = SchedulerOutput(scheduler.num_steps, decoders=sums, bound=bound)
+        recorder.begin_alike(step, scheduler, now)
+        decoders.take_pages(len(stretch.ends))
+        left = scheduler.skip(step, len(stretch.ends))
+        recorder.end_alike(step, stretch, (), left)
+        return left, stretch.ends[-1]
 
     # ---- the plan of the next step -------------------------------------------------------------------------------
 
@@ -129,22 +171,33 @@ class FastForward:
             most = min(most, *(size - request.num_computed_tokens % size for request in decoding))
         return most
 
-    def _times(
-        self, step: SchedulerOutput, num_decoding: int, now: float, next_arrival: float, most: int
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Return when up to `most` steps start, how long they take, and when they end, in seconds."""
-        tokens, seqs, logits, context, *_ = StepShape.of(step.grants)
+    def _stretch(
+        self, shape: StepShape, num_decoding: int, now: float, next_arrival: float, live_pages: list[int]
+    ) -> Stretch | None:
+        """Return the steps from `now` on, the first of that shape, as far as there are pages for them; None if none."""
         starts, elapsed, ends = list[float](), list[float](), list[float]()
-        seconds = self.runner.cost.seconds
-        for first in range(context, context + num_decoding * most, num_decoding):
-            step_s = seconds(StepShape(tokens, seqs, logits, first, 0, 0))
+        seconds = seconds_by_context(self.runner.cost, shape)
+        context = shape.decode_context
+        for _ in live_pages:
+            step_s = seconds(context)
             if now >= next_arrival or not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
                 break
             starts.append(now)
             elapsed.append(step_s)
             now += step_s
             ends.append(now)
-        return starts, elapsed, ends
+            context += num_decoding
+        return Stretch(starts, elapsed, ends, live_pages[: len(ends)]) if ends else None
+
+    def _live_pages(self, takes: list[int]) -> list[int]:
+        """Return the live pages after each step that takes so many, up to the first that does not find all free.
+
+        A contiguous run may not grow just because some are.
+        """
+        pool = self.scheduler.pool
+        most = pool.num_live + (pool.num_free if pool.layout == "paged" else 0)
+        live = list(accumulate(takes, initial=pool.num_live))[1:]
+        return live[: bisect_right(live, most)]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
         """Return who needs a page in which of the steps."""
@@ -154,16 +207,6 @@ class FastForward:
             for nth in range(room, num_steps, size):
                 takes[nth].append(request)
         return takes
-
-    def _steps_with_pages(self, takes: Takes, num_steps: int) -> int:
-        """Return how many steps find all their pages free; a contiguous run may not grow just because some are."""
-        pool = self.scheduler.pool
-        free = pool.num_free if pool.layout == "paged" else 0
-        for nth in sorted(takes):
-            free -= len(takes[nth])
-            if free < 0:
-                return nth
-        return num_steps
 
     # ---- taking it -----------------------------------------------------------------------------------------------
 

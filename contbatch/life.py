@@ -44,6 +44,8 @@ class Life:
     """(step, pages): how many pages it has held since when, since it took its seat."""
     stored: int = 0
     """Most tokens whose K/V it has had in them."""
+    carried_since: int | None = None
+    """Place among the `StepEnds` from which on it has made a token in each step, not noted yet."""
 
     def hold(self, step: int, pages: int, stored: int) -> None:
         """Note so many pages from a step on, and tokens stored in them."""

@@ -19,6 +19,7 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
@@ -52,12 +53,14 @@ class PagePool:
         self._counts = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last, still in caches, goes first
         self._kept: set[int] = set()
+        self.num_promised = 0
+        """Pages that somebody will take, who has counted them only: live, though no ids are theirs yet."""
         self._cached: dict[int, None] = {}  # in order of being given back, which is that of eviction
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds and whose content is worth nothing."""
-        return len(self._free)
+        """Pages that nobody holds, or was promised, and whose content is worth nothing."""
+        return len(self._free) - self.num_promised
 
     @property
     def num_cached(self) -> int:
@@ -89,13 +92,18 @@ class PagePool:
 
     def take(self, count: int) -> list[int]:
         """Take `count` pages, cached ones only when no other is free; all or, with `PagePoolError`, none."""
-        if count > self.num_available:
-            raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
-        while count > len(self._free):
-            page = next(iter(self._cached))
-            self.num_evictions += 1
-            self.forget(page)
-        taken = [self._free.pop() for _ in range(count)]
+        free = self._free
+        if count > len(free) - self.num_promised:
+            if count > self.num_available:
+                raise PagePoolError(f"{count} pages asked for, {self.num_available} of {self.num_pages} free or cached")
+            while count > self.num_free:
+                page = next(iter(self._cached))
+                self.num_evictions += 1
+                self.forget(page)
+        rest = len(free) - count
+        taken = free[rest:]
+        taken.reverse()
+        del free[rest:]
         for page in taken:
             self._counts[page] = 1
         return taken
@@ -119,21 +127,24 @@ class PagePool:
         PagePoolError
             A page is not in the pool or is already free; nothing is given back then.
         """
-        pages = list(pages)
-        distinct = dict.fromkeys(pages, 1)
-        for page, count in (distinct if len(distinct) == len(pages) else Counter(pages)).items():
-            if not 0 <= page < self.num_pages or self._counts[page] < count:
+        pages, counts = list(pages), self._counts
+        for page, count in (
+            Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False)
+        ):
+            if not 0 <= page < self.num_pages or counts[page] < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
+        freed = []
         for page in reversed(pages):
-            self._counts[page] -= 1
-            if self._counts[page] == 0:
+            counts[page] -= 1
+            if not counts[page]:
                 if page in self._kept:
                     self._cached[page] = None
                 else:
-                    self._set_free(page)
+                    freed.append(page)
+        self._set_free(freed)
 
-    def _set_free(self, page: int) -> None:
-        self._free.append(page)
+    def _set_free(self, pages: list[int]) -> None:
+        self._free += pages
 
     # ---- shared and kept pages -----------------------------------------------------------------------------------
 
@@ -165,7 +176,7 @@ class PagePool:
         self._kept.remove(page)
         if page in self._cached:
             del self._cached[page]
-            self._set_free(page)
+            self._set_free([page])
 
     def _require_content(self, page: int) -> None:
         if not 0 <= page < self.num_pages or not (self._counts[page] or page in self._cached):
@@ -176,7 +187,11 @@ class PagePool:
         free, live = set(self._free), {page for page, count in enumerate(self._counts) if count > 0}
         states = [*self._free, *self._cached, *live]
         consistent = self._cached.keys() == self._kept - live and free.isdisjoint(self._kept)
-        if not consistent or sorted(states) != list(range(self.num_pages)) or len(live) != self.num_live:
+        if (
+            not consistent
+            or sorted(states) != list(range(self.num_pages))
+            or len(live) != self.num_live - self.num_promised
+        ):
             raise PagePoolError(
                 f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
                 f"of {self.num_pages}"

@@ -42,6 +42,10 @@ class Planner:
         scheduler, step = self.scheduler, self.step
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
+        if scheduler.decoders:
+            scheduler.decoders.take_pages(1)
+            step.decoders = scheduler.decoders.sums
+            self.budget -= len(scheduler.decoders)
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         finally:  # whatever a policy raises, those admitted or preempted so far change sides

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 
 from contbatch.life import Life, TokenTimes
@@ -12,10 +13,13 @@ from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
 from contbatch.step import Grant, SchedulerOutput
-from contbatch.step_rows import StepRows
-from contbatch.step_shape import StepShape
+from contbatch.step_counts import count
+from contbatch.step_ends import StepEnds
+from contbatch.step_rows import StepRows, Stretch
 
 NAN = float("nan")
+KEPT = 65_536
+"""Ends of steps, about, before they are noted for everybody."""
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
@@ -48,6 +52,7 @@ class Recorder:
         self._segments: list[tuple[object, ...]] = []
         self._token_s: dict[int | str, list[float]] = {}
         self._live: dict[int | str, Life] = {}
+        self._ends = StepEnds()  # of steps with somebody carried
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
         self._end_s = NAN
@@ -56,6 +61,7 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
+        self._carry(scheduler, step.step, now)
         for request in step.preempted:
             self._turn(request, "", step.step, now)
         tokens = {"prefill": 0, "decode": 0, "held": 0}
@@ -69,6 +75,7 @@ class Recorder:
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
+        self._carry(scheduler, step.step, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -77,30 +84,51 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._count(step, scheduler, 0, len(step.grants) - padded, padded)
 
+    def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
+        """Note who is carried from this step on, rather than listed."""
+        if scheduler.decoders:
+            for request in scheduler.decoders.joined:
+                self._turn(request, "decode", step, now).carried_since = len(self._ends)
+            scheduler.decoders.joined.clear()
+
+    def land(self, request: Request, num_pages: int, held_since: int) -> None:
+        """Note that a request is carried no longer, who has so many pages, since that step if it took any meanwhile.
+
+        If it is finished, it leaves with the step that is being taken, and the time of its last token is noted then.
+        """
+        if (live := self._live.get(request.request_id)) is None or live.carried_since is None:
+            return
+        if self.detail:
+            # Pages held before the last was taken are full: none of their slots is held in vain.
+            live.hold(held_since, num_pages, request.num_computed_tokens)
+        if not request.is_finished:
+            self._note_carried(live)
+            live.carried_since = None
+
+    def _end_carried(self, start: float, ends: list[float]) -> None:
+        """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
+        if len(self._ends) >= KEPT:
+            for live in self._live.values():
+                if live.carried_since is not None:
+                    self._note_carried(live)
+                    live.carried_since = 0
+            self._ends.clear()
+        self._ends.add(start, ends)
+
+    def _note_carried(self, live: Life) -> None:
+        if live.carried_since is not None and live.carried_since < len(self._ends):
+            live.made.add(*self._ends.since(live.carried_since))
+
     def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
-        running = scheduler.running
-        held = computed = num_pages = 0
-        for request in running:
-            held += request.status is HELD
-            computed += request.num_computed_tokens
-            num_pages += len(request.pages)
-        pool = scheduler.pool
-        # Shared pages are full, and are in more page tables than one.
-        kv_tokens = computed + prefill + decode - pool.page_size * (num_pages - pool.num_live)
-        self._num_live_pages = pool.num_live
-        self._counts = (len(running), held, len(scheduler.waiting), len(step.grants), step.num_tokens)
-        self._counts += (prefill, decode, padded)
-        self._counts += (len(step.admitted), len(step.preempted), step.num_cached_tokens, kv_tokens)
-        self._counts += (pool.num_cached, step.num_evictions)
-        self._counts += tuple(len(step.pages_moved(kind)) for kind in ("out", "in", "copy"))
-        self._counts += (len(step.restarted), *(limit in step.bound for limit in ("seats", "tokens", "pages")))
-        self._counts += (pool.page_size * pool.num_free if "fragmentation" in step.bound else 0,)
-        self._counts += StepShape.of(step.grants)[-3:]
+        self._num_live_pages = scheduler.pool.num_live
+        self._counts = count(step, scheduler, prefill, decode, padded)
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
         end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
-        sampled = 0
+        sampled = step.decoders.num_requests
+        if sampled:
+            self._end_carried(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
                 sampled += self._note_tokens(request, end_s)
@@ -112,17 +140,11 @@ class Recorder:
                 sampled += self._note_tokens(child, end_s)
         counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
-        self._steps.add(step.step, [now], [elapsed_s], host_s, [self._num_live_pages], counts)
+        self._steps.add(step.step, Stretch([now], [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
         self.leave(left, step.step + 1, end_s)
 
     def end_alike(
-        self,
-        step: SchedulerOutput,
-        starts: list[float],
-        elapsed: list[float],
-        ends: list[float],
-        taken: Iterable[tuple[int, Request, int]],
-        left: list[Request],
+        self, step: SchedulerOutput, stretch: Stretch, taken: Iterable[tuple[int, Request, int]], left: list[Request]
     ) -> None:
         """Record a begun step and those after it that decode the same requests, after their update.
 
@@ -130,17 +152,18 @@ class Recorder:
         ----------
         step : SchedulerOutput
             The first of them.
-        starts, elapsed, ends : list of float
-            Seconds, by step.
+        stretch : Stretch
         taken : iterable of (step, request, pages)
             How many pages a request has from one of the steps on: number of the step from 0 on.
         left : list of Request
             Those that gave up their seats in the last of them.
         """
-        last, num_steps = step.step + len(ends), len(ends)
+        ends, num_steps, decoded = stretch.ends, len(stretch.ends), step.decoders.num_requests
+        last = step.step + num_steps
         self._end_s = ends[-1]
-        longest = max((b - a for a, b in pairwise(ends)), default=0.0)
-        decoded = 0
+        if decoded:
+            self._end_carried(stretch.starts[0], ends)
+        longest = max((b - a for a, b in pairwise(ends if step.grants else ())), default=0.0)
         for request, start, _, samples, _ in step.grants:
             live = self._live[request.request_id]
             if samples:
@@ -149,20 +172,10 @@ class Recorder:
                 live.stored = max(live.stored, start + num_steps)
             if request.status is HELD:
                 self._turn(request, "held", last, ends[-1])
-        more_pages = [self._num_live_pages] + [0] * (num_steps - 1)
-        for nth, request, pages in taken:
-            if self.detail:
+        if self.detail:
+            for nth, request, pages in taken:
                 self._live[request.request_id].hold(step.step + nth, pages, 0)
-            more_pages[nth] += nth > 0  # those of the first are counted
-        self._steps.add(
-            step.step,
-            starts,
-            elapsed,
-            0.0,
-            list(accumulate(more_pages)),
-            (*self._counts, decoded, len(left)),
-            decoded,
-        )
+        self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
 
     def reject(self, request: Request) -> None:
@@ -174,20 +187,22 @@ class Recorder:
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
         for request in requests:
-            self._turn(request, "", step, now)
-            self._note_tokens(request, now)
-            live = self._live.pop(request.request_id)
+            live = self._turn(request, "", step, now)
+            if live.carried_since is None:
+                self._note_tokens(request, now)
+            else:
+                self._note_carried(live)
+            del self._live[request.request_id]
             self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
-            if live.made.each is not None:
-                times = [now] * live.made.count if self.release == "batch" else live.made.each
-                self._token_s[request.request_id] = times
+            if (times := live.made.each) is not None:
+                self._token_s[request.request_id] = [now] * len(times) if self.release == "batch" else times
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            unused = pd.Series(self._unused, dtype=int).sort_index().cumsum()
-            steps["internal_slots"] = unused.reindex(steps.step, method="ffill", fill_value=0).to_numpy()
+            changed, by = np.array(sorted([(-1, 0), *self._unused.items()]), np.int64).T
+            steps["internal_slots"] = np.cumsum(by)[np.searchsorted(changed, steps.step, side="right") - 1]
         return Result(
             requests=self._requests.frame(),
             steps=steps,
@@ -229,7 +244,7 @@ class Recorder:
     def _settle(self, live: Life, step: int) -> None:
         """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
         for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
-            unused = max(0, pages * self.page_size - live.stored)
-            self._unused[start] += unused
-            self._unused[end] -= unused
+            if (unused := pages * self.page_size - live.stored) > 0:
+                self._unused[start] += unused
+                self._unused[end] -= unused
         live.holds, live.stored = [], 0

@@ -1,5 +1,7 @@
 """Rows of the requests that left: what is noted of each, and the table worked out from all of them at once."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -51,15 +53,15 @@ class RequestRows:
 
     def frame(self) -> pd.DataFrame:
         """Make the table of what was added so far."""
-        rows = pd.DataFrame(self._rows, columns=NOTED)
-        for name in NOTED:
-            if name.endswith("_s"):
-                rows[name] = np.array(rows[name], np.float64)
-        arrival, first, last, n = (rows[name] for name in ("arrival_s", "first_token_s", "finished_s", "output_tokens"))
+        noted = zip(*self._rows, strict=True) if self._rows else ((),) * len(NOTED)
+        rows: dict[str, Any] = {name: list(values) for name, values in zip(NOTED, noted, strict=True)}
+        rows |= {name: np.array(values, np.float64) for name, values in rows.items() if name.endswith("_s")}
+        arrival, first, last = (rows[name] for name in ("arrival_s", "first_token_s", "finished_s"))
+        n = np.array(rows["output_tokens"], np.int64)
         in_pieces = (n > 1) & (last > first)
         rows["queue_s"] = rows["admitted_s"] - arrival
         rows["ttft_s"], rows["e2e_s"] = first - arrival, last - arrival
-        rows["tpot_s"] = ((last - first) / (n - 1).clip(lower=1)).where(in_pieces)
-        rows["normalized_latency_s"] = (last - arrival) / n.clip(lower=1)
-        rows["max_itl_s"] = rows["max_itl_s"].where(in_pieces)
-        return rows[REQUEST_COLUMNS]
+        rows["tpot_s"] = np.where(in_pieces, (last - first) / np.maximum(n - 1, 1), np.nan)
+        rows["normalized_latency_s"] = (last - arrival) / np.maximum(n, 1)
+        rows["max_itl_s"] = np.where(in_pieces, rows["max_itl_s"], np.nan)
+        return pd.DataFrame({name: rows[name] for name in REQUEST_COLUMNS})

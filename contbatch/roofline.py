@@ -1,5 +1,6 @@
 """A cost model from first principles: arithmetic and bytes against what the hardware can do (Williams et al. 2009)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -134,6 +135,14 @@ class Roofline:
             + decode_context * max(attention, kv)
             + max(attention * pairs, kv * prefill_context)
         )
+
+    def seconds_by_context(self, shape: StepShape) -> Callable[[int], float]:
+        """Seconds as a function of `decode_context`: see `cost.seconds_by_context`."""
+        if not shape.num_tokens or shape.prefill_context:
+            return lambda context: self.seconds(shape._replace(decode_context=context))
+        *_, attention, kv = self._terms
+        before, each = self.seconds(StepShape(*shape[:3], 0, 0, 0)), max(attention, kv)
+        return lambda context: before + context * each
 
     def swap_seconds(self, num_pages: int, page_size: int) -> float:
         """Seconds to move pages between the devices and the host, each over a link of its own."""

@@ -1,6 +1,6 @@
 """Several answers to one prompt: whose request becomes the parent of the others."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from contbatch.request import Request, RequestStatus
 
@@ -8,6 +8,8 @@ from contbatch.request import Request, RequestStatus
 def sample_ids(request: Request) -> list[int | str]:
     """Return the ids of all samples of a request: its own, then "id#1", "id#2" and so on."""
     name = request.request_id
+    if request.sampling.num_samples == 1:
+        return [name]
     return [name, *(f"{name}#{i}" for i in range(1, request.sampling.num_samples))]
 
 
@@ -55,8 +57,10 @@ def unforked(parent: Request) -> list[Request]:
     return [child for child in parent.children if child.status is RequestStatus.FORKING]
 
 
-def answered(left: Iterable[Request]) -> list[Request]:
+def answered(left: Sequence[Request]) -> list[Request]:
     """Return the requests of prompts of which the last sample is among those that just left."""
+    if not left:
+        return []
     first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
     return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
 

@@ -11,17 +11,19 @@ from typing import Literal
 
 from contbatch.checks import require, require_counts
 from contbatch.contiguous import make_pool
+from contbatch.decoders import Decoders
 from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
 from contbatch.lost_step import abandon
 from contbatch.planner import Planner
 from contbatch.policies import Policy
-from contbatch.policies.answers import checked, rank_of, reserve_of
+from contbatch.policies.answers import checked, rank_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
-from contbatch.samples import live_samples, make_children, sample_ids, unforked
+from contbatch.runnable import require_runnable
+from contbatch.samples import live_samples, make_children, unforked
 from contbatch.step import SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
@@ -73,6 +75,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
+        self.decoders: Decoders | None = None  # a simulation's, who run besides `running`
         self._released: list[Request] = []
         self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
@@ -85,19 +88,7 @@ class Scheduler:
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
-        for name in sample_ids(request):
-            if name in self.requests:
-                raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
-        if request.order >= 0 or request.is_finished:
-            raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
-        prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
-        what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
-        if self.max_model_len is not None and prompt + output > self.max_model_len:
-            raise InvalidRequestError(f"{what} = {prompt + output} exceed max_model_len {self.max_model_len}")
-        need = self.pool.pages_for(max(request.max_kv_tokens, reserve_of(self.policy, request)))
-        if need > self.pool.num_pages:
-            have = f"the pool has {self.pool.num_pages}: it can never run"
-            raise InvalidRequestError(f"{what} need {need} pages of {self.pool.page_size} tokens, {have}")
+        require_runnable(request, self)
 
     def add(self, request: Request) -> None:
         """Queue a request; `InvalidRequestError` if it can never run."""
@@ -124,10 +115,15 @@ class Scheduler:
         if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
             raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
         self.add(child)
+        if self.decoders:
+            self.decoders.release()
+        self.decoders = None  # for the child looks at its parent
         child.parent, child.num_forked_tokens = parent, common
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
+        if self.decoders:
+            self.decoders.release()
         for request in live_samples(request_id, self.requests):
             if request.status is not FINISHED:  # with its parent
                 self.fail(request, "abort", None)
@@ -157,9 +153,11 @@ class Scheduler:
         """
         if self._open_step is not None:
             abandon(self._open_step, self)
+        if self.decoders:
+            self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
-        if self.requests and all(grant.padding for grant in step.grants):
+        if self.requests and not self.decoders and all(grant.padding for grant in step.grants):
             raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step
 
@@ -207,18 +205,20 @@ class Scheduler:
             intake.run()
         finally:  # on_token may have been interrupted
             self.prefix_cache.publish_step(step.grants)
-            self._settle()
+            self._settle(1)
         return self.drain_released()
 
     def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
         """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
         self.num_steps += num_steps
         self.prefix_cache.publish_step(step.grants)
-        self._settle()
+        self._settle(num_steps)
         return self.drain_released()
 
-    def _settle(self) -> None:
-        """Let the finished leave, if the policy lets them."""
+    def _settle(self, num_steps: int = 0) -> None:
+        """Move those carried on, and let the finished leave, if the policy lets them."""
+        if self.decoders:
+            self.decoders.advance(num_steps)
         ended = [r for r in self.running if r.finish_reason is not None]
         if ended and self.policy.may_leave(tuple(self.running)):
             for request in ended:

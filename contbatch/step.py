@@ -20,6 +20,20 @@ class Grant(NamedTuple):
     """A finished row computed again for nothing (static batching with `pad`)."""
 
 
+class DecodeSums(NamedTuple):
+    """Sums over the requests that decode in a step without being listed in its grants; see `Decoders`."""
+
+    num_requests: int = 0
+    """A token of each is computed, and one sampled."""
+    context: int = 0
+    """Positions that they read: Σ (start + 1)."""
+    num_pages: int = 0
+    """In their page tables."""
+
+
+NO_DECODERS = DecodeSums()
+
+
 class PageMove(NamedTuple):
     """A page whose content, of all layers, goes to another page."""
 
@@ -39,6 +53,8 @@ class SchedulerOutput:
 
     step: int
     grants: list[Grant] = field(default_factory=list)
+    decoders: DecodeSums = NO_DECODERS
+    """Who decodes besides, in a simulation."""
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     moves: list[PageMove] = field(default_factory=list)
@@ -56,7 +72,7 @@ class SchedulerOutput:
     bound: set[str] = field(default_factory=set)
     """The limits that kept something the plan asked for out of this step, see `BINDING`."""
     num_tokens: int = 0
-    """Tokens computed, ≤ max_num_batched_tokens."""
+    """Tokens computed, but those of `decoders`; together ≤ max_num_batched_tokens."""
     num_cached_tokens: int = 0
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int = 0

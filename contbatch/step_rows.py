@@ -1,7 +1,10 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 COUNTS = [
     *("seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
@@ -14,6 +17,16 @@ COUNTS = [
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
+
+
+class Stretch(NamedTuple):
+    """Consecutive steps that are alike; each list is by step."""
+
+    starts: list[float]
+    """Seconds, as the next two."""
+    elapsed: list[float]
+    ends: list[float]
+    live_pages: list[int]
 
 
 class StepRows:
@@ -35,36 +48,26 @@ class StepRows:
         self._host: list[float] = []
         self._means: list[dict[str, float]] = []
 
-    def add(
-        self,
-        step: int,
-        starts: list[float],
-        elapsed: list[float],
-        host_s: float,
-        live_pages: list[int],
-        counts: tuple[int, ...],
-        growth: int = 0,
-    ) -> None:
-        """Add consecutive steps that are alike.
+    def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
+        """Add a stretch.
 
         Parameters
         ----------
         step : int
             Number of the first.
-        starts, elapsed : list of float
-            Seconds, by step; `host_s` is the same for all.
-        live_pages : list of int
-            By step.
+        stretch : Stretch
+        host_s : float
+            Seconds of each of its steps.
         counts : tuple of int
             The others of `COUNTS`, of the first step; `left` of the last.
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._stretches.append((step, len(starts), growth, *counts))
-        self._live_pages += live_pages
-        self._starts += starts
-        self._elapsed += elapsed
-        self._host += [host_s] * len(starts)
+        self._stretches.append((step, len(stretch.starts), growth, *counts))
+        self._live_pages += stretch.live_pages
+        self._starts += stretch.starts
+        self._elapsed += stretch.elapsed
+        self._host += [host_s] * len(stretch.starts)
         if not self.detail and len(self._starts) >= SUMMED:
             self._sum_up()
 
@@ -81,17 +84,18 @@ class StepRows:
         lengths = table[:, 1]
         last = np.cumsum(lengths)
         nth = np.arange(len(self._starts)) - np.repeat(last - lengths, lengths)  # within its stretch
-        columns = dict(zip(names, np.repeat(table, lengths, axis=0).T, strict=True))
-        columns["step"] = columns["step"] + nth
-        columns["kv_tokens"] = columns["kv_tokens"] + nth * columns["growth"]
-        columns["decode_context"] = columns["decode_context"] + nth * columns["growth"]
+        columns: dict[str, NDArray[Any]] = dict(zip(names, np.repeat(table.T, lengths, axis=1), strict=True))
+        columns["step"] += nth
+        columns["kv_tokens"] += nth * columns["growth"]
+        columns["decode_context"] += nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
         seconds = {"start_s": self._starts, "elapsed_s": self._elapsed, "host_s": self._host}
         columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
-        bound = {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
-        return pd.DataFrame({**columns, **bound, "internal_slots": np.zeros_like(nth)})[STEP_COLUMNS]
+        columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
+        columns["internal_slots"] = np.zeros_like(nth)
+        return pd.DataFrame({name: columns[name] for name in STEP_COLUMNS})
 
     def _sum_up(self) -> None:
         if not self._starts:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from contbatch.step import Grant
+from contbatch.step import NO_DECODERS, DecodeSums, Grant
 
 
 class StepShape(NamedTuple):
@@ -27,9 +27,11 @@ class StepShape(NamedTuple):
     """Σ n·(start + (n + 1)/2) over grants of more tokens: pairs of a query and a position it attends to."""
 
     @classmethod
-    def of(cls, grants: Iterable[Grant]) -> "StepShape":
-        """Add up the grants of a step; padding counts as what it computes."""
-        tokens = seqs = logits = decode_context = prefill_context = prefill_pairs = 0
+    def of(cls, grants: Iterable[Grant], decoders: DecodeSums = NO_DECODERS) -> "StepShape":
+        """Add up the grants of a step and who decodes besides; padding counts as what it computes."""
+        tokens = seqs = logits = decoders.num_requests
+        decode_context = decoders.context
+        prefill_context = prefill_pairs = 0
         for _, start, n, samples, _ in grants:
             seqs += 1
             tokens += n

@@ -76,10 +76,11 @@ class Turn:
     def __post_init__(self) -> None:
         _require(is_int(self.session, 0), "session", self.session, "an integer ≥ 0")
         require_seconds(WorkloadError, delay_s=self.delay_s)
-        object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
-        for segment in self.prompt:
-            _require(is_int(segment.key), "the key of a segment", segment.key, "an integer")
-            _require(is_int(segment.num_tokens, 1), "num_tokens of a segment", segment.num_tokens, "an integer ≥ 1")
+        if not isinstance(self.prompt, tuple) or not all(isinstance(segment, Segment) for segment in self.prompt):
+            object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
+        for key, num_tokens in self.prompt:
+            _require(is_int(key), "the key of a segment", key, "an integer")
+            _require(is_int(num_tokens, 1), "num_tokens of a segment", num_tokens, "an integer ≥ 1")
         _require(bool(self.prompt), "prompt", self.prompt, "at least one segment")
         most = self.client.max_tokens
         _require(is_int(self.output_tokens, 1), "output_tokens", self.output_tokens, "an integer ≥ 1")

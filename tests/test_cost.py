@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contbatch.cost import Linear
+from contbatch.cost import Linear, seconds_by_context
 from contbatch.errors import CostModelError
 from contbatch.hardware import HARDWARE, Hardware, hardware
 from contbatch.model import ModelConfig, random_model, weight_shapes
@@ -160,6 +160,20 @@ def test_more_work_never_takes_less_time(shape, field, more, split):
     cost = Roofline("L4", "llama-2-13b", "f16", split)
     bigger = shape._replace(**{field: getattr(shape, field) + more})
     assert cost.seconds(bigger) >= cost.seconds(shape) >= 0
+
+
+@given(SHAPES, st.lists(st.integers(0, 10**7), min_size=1, max_size=5))
+def test_seconds_by_context_have_the_same_bits(shape, contexts):
+    class Mine(Roofline):
+        def seconds(self, shape):
+            return 2 * super().seconds(shape)
+
+    linear = Linear(step_s=0.1, token_s=0.3, seq_s=0.7, logits_s=0.01, decode_context_s=1e-3, prefill_pair_s=1e-5)
+    split = Roofline("H100", "opt-13b", tensor_parallel=2)
+    for cost in (Roofline("L4", "llama-2-13b"), split, linear, Mine("L4", "opt-13b")):
+        seconds = seconds_by_context(cost, shape)
+        for context in contexts:
+            assert seconds(context) == cost.seconds(shape._replace(decode_context=context))
 
 
 def test_an_empty_step_takes_no_time():

@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "contbatch"
 POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glob("*.py") if path.stem != "__init__")
 # fmt: off
 HEART = [
-    "checks", "contiguous", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies", *POLICIES,
-    "prefix_cache", "queue", "request", "samples", "sampling_params", "scheduler", "start", "step", "step_shape",
-    "swap_space",
+    "checks", "contiguous", "decoders", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies",
+    *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler", "start",
+    "step", "step_shape", "swap_space",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",

@@ -21,16 +21,17 @@ def checked(policy: Policy) -> Policy:
 def rank_of(policy: Policy, request: Request) -> float:
     """Return `policy.rank(request)`, a number but NaN."""
     rank = policy.rank(request)
-    what = f"{type(policy).__name__}.rank of request {request.request_id!r}"
-    require(isinstance(rank, (int, float)) and rank == rank, what, rank, "a number", PolicyError)
+    if not isinstance(rank, (int, float)) or rank != rank:
+        require(False, f"{type(policy).__name__}.rank of request {request.request_id!r}", rank, "a number", PolicyError)
     return rank
 
 
 def reserve_of(policy: Policy, request: Request) -> int:
     """Return `policy.reserve(request)`, an integer ≥ 0."""
     tokens = policy.reserve(request)
-    what = f"{type(policy).__name__}.reserve of request {request.request_id!r}"
-    require(is_int(tokens, 0), what, tokens, "an integer ≥ 0", PolicyError)
+    if not is_int(tokens, 0):
+        what = f"{type(policy).__name__}.reserve of request {request.request_id!r}"
+        require(False, what, tokens, "an integer ≥ 0", PolicyError)
     return tokens
 
 

@@ -18,6 +18,7 @@ class ChunkedPrefill(Preemptive):
     """
 
     steady = True
+    decodes = "first"
 
     def reserve(self, request: Request) -> int:  # noqa: ARG002, D102
         return 0  # pages chunk by chunk: decodes go first, so no prompt takes theirs

@@ -19,6 +19,7 @@ class ContinuousBatching(Preemptive):
     """
 
     steady = True
+    decodes = "aside"
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from prefills(running)

@@ -16,6 +16,7 @@ class GuaranteedNoEvict(ChunkedPrefill):
     """
 
     steady = True
+    decodes = "first"
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         return request.max_kv_tokens

@@ -18,6 +18,7 @@ class MaxUtilization(Preemptive):
     """
 
     steady = True
+    decodes = "aside"
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         yield from everything(sorted(running, key=arrival_key))

@@ -32,6 +32,7 @@ class Orca(Policy):
     """
 
     steady = True
+    decodes = "first"
     reservation: str = "max_tokens"
     max_model_len: int = 2048
 

@@ -39,10 +39,17 @@ class Policy:
     whatever the time and the tokens so far. A simulation then need not ask before every step (see `FastForward`).
     Not inherited, since a subclass may plan otherwise."""
 
+    decodes: Literal["first", "aside", "among"] = "among"
+    """A further promise of a steady policy whose finished may leave at once, and that makes nobody give way.
+
+    "first": `plan` names all who decode before the others, "aside": anywhere; and the others as if nobody decoded, the
+    running before the waiting. A simulation then need not look at those who decode (see `Decoders`). Not inherited."""
+
     def __init_subclass__(cls) -> None:
-        """Withdraw the promise of the class that a policy is derived from."""
+        """Withdraw the promises of the class that a policy is derived from."""
         super().__init_subclass__()
         cls.steady = cls.__dict__.get("steady", False)
+        cls.decodes = cls.__dict__.get("decodes", "among")
 
     now: float = 0.0
     """Seconds on the engine's clock at which the step being planned starts; the scheduler sets it before `plan`."""

@@ -30,6 +30,7 @@ class ShortestJobFirst(ChunkedPrefill):
     """
 
     steady = True
+    decodes = "first"
 
     by: str = "prompt"
     error: float = 0.0

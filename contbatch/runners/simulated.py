@@ -49,7 +49,7 @@ class SimulatedRunner:
         """Predict the step."""
         sampling = [grant.request for grant in step.grants if grant.samples]
         tokens = {request.request_id: next_token(request) for request in sampling + step.forked}
-        elapsed_s = self.cost.seconds(StepShape.of(step.grants))
+        elapsed_s = self.cost.seconds(StepShape.of(step.grants, step.decoders))
         if step.moves:
             num_swapped = sum(move.kind != "copy" for move in step.moves)
             elapsed_s += self.cost.swap_seconds(num_swapped, self.page_size)

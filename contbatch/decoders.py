@@ -1,0 +1,223 @@
+"""Requests that decode, carried from step to step without being looked at: only what becomes of them has a date.
+
+    pages            A takes one in steps 17, 33, 49 …, B in 20, 36 …: with pages of 16 tokens, sixteen counters will do
+    ends             a heap: who may end before which step
+    sums of all      context + 1 for each of them in each step, pages + 1 for each taken
+
+So a step costs what arrives and ends in it, not what goes on. Tokens are caught up with when a request ends, or when
+somebody has to look at it; until then its pages are counted only (`PagePool.num_promised`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from contbatch.request import Request, RequestStatus
+from contbatch.step import DecodeSums
+
+if TYPE_CHECKING:
+    from contbatch.scheduler import Scheduler
+
+RUNNING = RequestStatus.RUNNING
+
+
+@dataclass(slots=True, eq=False)
+class _Decoder:
+    request: Request
+    since: int
+    """Step up to which its tokens are known."""
+    bucket: int
+    """Steps, modulo the page size, in which it takes a page; -1 if it needs none before it may end."""
+
+
+class Decoders:
+    """The first of a scheduler's running requests, as long as they decode; its `running` are the others.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    next_token : callable
+        Returns the next token of a request: the same for as many steps as `num_steps_alike` says.
+    num_steps_alike : callable
+        Counts a request's tokens up to one that may be its last.
+
+    Notes
+    -----
+    A step takes the pages of its decoders before it plans the others, with what is left of the token budget. That comes
+    to the same for policies that promise it (`Policy.decodes`), if pages and budget suffice: see `make_ready`.
+    """
+
+    def __init__(
+        self, scheduler: "Scheduler", next_token: Callable[[Request], int], num_steps_alike: Callable[[Request], int]
+    ) -> None:
+        self.scheduler, self.next_token, self.num_steps_alike = scheduler, next_token, num_steps_alike
+        self.on_land: Callable[[Request, int, int], object] = lambda *_: None
+        """Called with a request whose tokens are known again, its number of pages, and the step in which it took the
+        last of them, 0 if it took none."""
+        self.joined: list[Request] = []
+        """Those carried from the next step on."""
+        self._decoders: dict[Request, _Decoder] = {}  # in order of running
+        self._ends: list[tuple[int, int, _Decoder]] = []  # a heap: before which step, place, who
+        self._num_takes = [0] * scheduler.pool.page_size
+        """By step modulo the page size: who takes a page."""
+        self._num_joined = self._context = self._num_pages = 0
+        self._ready_until = 0
+        """Step before which they have the pages for all steps."""
+        self._is_due = False
+        """Whether somebody has to be looked at before the next step."""
+
+    def __len__(self) -> int:
+        return len(self._decoders)
+
+    @property
+    def sums(self) -> DecodeSums:
+        """What the next step computes for them."""
+        return DecodeSums(len(self._decoders), self._context, self._num_pages)
+
+    @property
+    def next_end(self) -> int:
+        """Step before which the next of them may end."""
+        return self._ends[0][0]
+
+    def num_takes(self, num_steps: int) -> list[int]:
+        """Count the pages that they take in each of the next steps, if nobody ends."""
+        size = self.scheduler.pool.page_size
+        place = self.scheduler.num_steps % size
+        in_turn = self._num_takes[place:] + self._num_takes[:place]
+        return in_turn[:num_steps] if num_steps <= size else (in_turn * (num_steps // size + 1))[:num_steps]
+
+    # ---- who is carried ------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Take over those at the head of the running who decode; nobody, if others do so behind them."""
+        self._release_if_due()
+        running, num = self.scheduler.running, 0
+        if not running:
+            return
+        for request in running:
+            if not self._join(request):
+                break
+            num += 1
+        del running[:num]
+        if any(_decodes(request) for request in running):
+            self.release()
+
+    def _join(self, request: Request) -> bool:
+        """Carry a request from now on, if it decodes and is like most."""
+        if request.children or request.parent is not None or not _decodes(request):
+            return False
+        scheduler, size, num_pages = self.scheduler, self.scheduler.pool.page_size, len(request.pages)
+        steps, room = self.num_steps_alike(request), num_pages * size - request.num_computed_tokens
+        if len(self) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
+            return False
+        now = scheduler.num_steps
+        decoder = _Decoder(request, now, (now + room) % size if room < steps else -1)
+        if decoder.bucket >= 0:
+            self._num_takes[decoder.bucket] += 1
+        self._decoders[request] = decoder
+        self._num_joined += 1
+        heappush(self._ends, (now + steps, self._num_joined, decoder))
+        self._context += request.num_computed_tokens + 1
+        self._num_pages += num_pages
+        self.joined.append(request)
+        return True
+
+    def make_ready(self) -> None:
+        """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
+        self._release_if_due()
+        scheduler = self.scheduler
+        (pages,), tokens = self.num_takes(1), 0
+        for request in scheduler.running:
+            pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
+            tokens += request.num_uncomputed_tokens
+        if pages > scheduler.pool.num_available:
+            self.release()
+        elif scheduler.policy.decodes != "first":  # then others come before them, and must leave enough of the budget
+            room = scheduler.max_num_batched_tokens - len(self) - tokens
+            for request in islice(scheduler.waiting, len(scheduler.free_seats)):
+                room -= request.num_uncomputed_tokens
+                if room <= 0:
+                    break
+            if room <= 0:
+                self.release()
+
+    def _release_if_due(self) -> None:
+        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
+            self.release()
+
+    def release(self) -> None:
+        """Put everybody back among the running."""
+        pool = self.scheduler.pool
+        for decoder in self._decoders.values():
+            request, missing = decoder.request, self._catch_up(decoder)
+            pool.num_promised -= missing
+            request.pages += pool.take(missing)
+            self.on_land(request, len(request.pages), self._last_take(request) if missing else 0)
+        self.scheduler.running[:0] = self._decoders
+        self._decoders.clear()
+        self._ends.clear()
+        self.joined.clear()
+        self._num_takes = [0] * pool.page_size
+        self._context = self._num_pages = self._ready_until = 0
+        self._is_due = False
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def take_pages(self, num_steps: int) -> None:
+        """Take, that is count, the pages that they need in the next steps."""
+        num_pages = sum(self.num_takes(num_steps))
+        self.scheduler.pool.num_promised += num_pages
+        self._num_pages += num_pages
+        self._ready_until = self.scheduler.num_steps + num_steps
+
+    def advance(self, num_steps: int) -> None:
+        """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
+        self._context += num_steps * len(self._decoders)
+        num_ended = 0
+        while self._ends and self._ends[0][0] <= self.scheduler.num_steps:
+            decoder = heappop(self._ends)[-1]
+            missing = self._catch_up(decoder)
+            if decoder.request.is_finished:
+                self._leave(decoder, missing, num_ended)
+                num_ended += 1
+            else:  # a stop token that does not count yet
+                self._is_due = True
+
+    def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
+        """Put a finished request back; pages that were only counted it need not take any more."""
+        request, num_pages = decoder.request, len(decoder.request.pages) + missing
+        self.on_land(request, num_pages, self._last_take(request) if missing else 0)  # first: it may be interrupted
+        del self._decoders[request]
+        self.scheduler.running.insert(place, request)
+        self.scheduler.pool.num_promised -= missing
+        self._context -= request.num_computed_tokens + 1
+        self._num_pages -= num_pages
+        if decoder.bucket >= 0:
+            self._num_takes[decoder.bucket] -= 1
+
+    def _catch_up(self, decoder: _Decoder) -> int:
+        """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
+        request, now = decoder.request, self.scheduler.num_steps
+        if made := now - decoder.since:
+            if made > 1:
+                request.output_token_ids += [self.next_token(request)] * (made - 1)
+            request.take(self.next_token(request))
+            request.num_computed_tokens += made
+            decoder.since = now
+        ahead = max(0, self._ready_until - now)  # of a step that came to nothing
+        return max(0, self.scheduler.pool.pages_for(request.num_computed_tokens + ahead) - len(request.pages))
+
+    def _last_take(self, request: Request) -> int:
+        """Return the step in which a request took its last page."""
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        ahead = max(0, self._ready_until - now)
+        full = (pool.pages_for(request.num_computed_tokens + ahead) - 1) * pool.page_size
+        return now - request.num_computed_tokens + full
+
+
+def _decodes(request: Request) -> bool:
+    """Whether a request has but its last token to compute."""
+    computed = request.num_computed_tokens
+    return request.status is RUNNING and request.num_prompt_tokens <= computed == request.num_tokens - 1

@@ -1,0 +1,32 @@
+"""Whether a scheduler could ever run a request: it must not block those behind it."""
+
+from typing import TYPE_CHECKING
+
+from contbatch.errors import InvalidRequestError
+from contbatch.policies.answers import reserve_of
+from contbatch.request import Request
+from contbatch.samples import sample_ids
+
+if TYPE_CHECKING:
+    from contbatch.scheduler import Scheduler
+
+
+def require_runnable(request: Request, scheduler: "Scheduler") -> None:
+    """Raise `InvalidRequestError` if a request was used before, has an id that is in use, or is too long."""
+    for name in sample_ids(request):
+        if name in scheduler.requests:
+            raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
+    if request.order >= 0 or request.is_finished:
+        raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
+    pool, most = scheduler.pool, scheduler.max_model_len
+    prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
+    need = pool.pages_for(max(request.max_kv_tokens, reserve_of(scheduler.policy, request)))
+    if most is not None and prompt + output > most:
+        fault = f"= {prompt + output} exceed max_model_len {most}"
+    elif need > pool.num_pages:
+        have = f"the pool has {pool.num_pages}: it can never run"
+        fault = f"need {need} pages of {pool.page_size} tokens, {have}"
+    else:
+        return
+    what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
+    raise InvalidRequestError(f"{what} {fault}")
