@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contbatch.decision_log import DecisionLog
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
+    from contbatch.explorer import explore
     from contbatch.hardware import Hardware
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
@@ -111,6 +112,7 @@ _WHERE = {
     "Trace": "trace",
     "Turn": "turn",
     "Workload": "workload",
+    "explore": "explorer",
     "find_capacity": "capacity",
     "limits_bound": "limits",
     "load_workload": "workload_file",
@@ -169,6 +171,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "find_capacity",
     "Capacity",
     "limits_bound",
+    "explore",
     "CostModel",
     "Roofline",
     "Linear",
