@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contbatch.model_shape import ModelShape
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
+    from contbatch.player import replay
     from contbatch.policies import (
         ChunkedPrefill,
         ContinuousBatching,
@@ -116,6 +117,7 @@ _WHERE = {
     "find_capacity": "capacity",
     "limits_bound": "limits",
     "load_workload": "workload_file",
+    "replay": "player",
     "run": "experiment",
     "simulate": "simulation",
     "sweep": "sweeps",
@@ -172,6 +174,7 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Capacity",
     "limits_bound",
     "explore",
+    "replay",
     "CostModel",
     "Roofline",
     "Linear",

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from contbatch.checks import is_int, is_real, require
-from contbatch.errors import ExperimentError
+from contbatch.checks import is_int, is_real
+from contbatch.explorer_ranges import ends_of
 from contbatch.expressions import expression
 from contbatch.field_paths import field_type
 
@@ -14,35 +14,6 @@ if TYPE_CHECKING:
 
 LOG_RATIO = 64
 """From this ratio of its ends on, a slider is logarithmic."""
-
-
-def values_of(name: str, given: Any) -> list[Any]:
-    """Return the values that a range must be able to take: its ends, or all of a list.
-
-    Raises
-    ------
-    ExperimentError
-        It is no range.
-    """
-    if (ends := _ends(given)) is None:
-        listed = isinstance(given, (list, tuple, range)) and len(given) > 0
-        require(
-            listed, f"the range of {name}", given, "(low, high), (low, high, step), a range or a list", ExperimentError
-        )
-        return list(given)
-    low, high, *step = ends
-    rising = low < high and all(0 < size <= high - low for size in step)
-    limit = "(low, high) or (low, high, step) with low < high and a step that fits in between, or a list"
-    require(rising, f"the range of {name}", given, limit, ExperimentError)
-    return [low, high]
-
-
-def _ends(given: Any) -> tuple[Any, ...] | None:
-    """Return lowest and highest value, and the step if there is one; None of a list."""
-    if isinstance(given, range) and len(given) > 1:
-        return min(given), max(given), abs(given.step)
-    numbers = isinstance(given, tuple) and len(given) in (2, 3) and all(map(is_real, given))
-    return given if numbers else None
 
 
 def control(name: str, given: Any, value: Any, kind: Any) -> "Widget":
@@ -62,7 +33,7 @@ def control(name: str, given: Any, value: Any, kind: Any) -> "Widget":
     import ipywidgets
 
     look = {"description": name, "style": {"description_width": "initial"}, "layout": {"width": "22em"}}
-    if (ends := _ends(given)) is None:
+    if (ends := ends_of(given)) is None:
         values = list(given)
         start = value if value in values else values[0]
         if len(values) == 2 and all(isinstance(v, bool) for v in values):

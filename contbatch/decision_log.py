@@ -14,8 +14,8 @@ from contbatch.step import BINDING, SchedulerOutput
 if TYPE_CHECKING:
     import pandas as pd
 
-    from contbatch.log_diff import Difference
     from contbatch.log_check import State
+    from contbatch.log_diff import Difference
 FORKING = RequestStatus.FORKING
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from contbatch.checks import require
-from contbatch.controls import values_of
 from contbatch.errors import ContbatchError, ExperimentError
 from contbatch.experiment import Experiment, run
+from contbatch.explorer_ranges import by_path, usual_ranges
 from contbatch.expressions import change
-from contbatch.field_paths import find_path, get_field, with_field
+from contbatch.field_paths import with_field
 from contbatch.interrupts import interruptible
 from contbatch.metrics import Result
 from contbatch.overview import overview
-from contbatch.policies import Policy
 from contbatch.rerun import closes_on_rerun
 from contbatch.sweeps import differences
 
@@ -56,7 +55,7 @@ class Explorer:
     def __init__(self, experiment: Experiment, ranges: Mapping[str, Any], draw: Draw) -> None:
         self.start, self.draw = experiment, draw
         self.pinned: dict[str, Shown] = {}
-        self.ranges = _by_path(experiment, ranges)
+        self.ranges = by_path(experiment, ranges)
         self.experiment, self.message = experiment, ""
         self._shown: Shown | None = None
         self._waiting: asyncio.TimerHandle | None = None
@@ -214,51 +213,10 @@ def explore(experiment: Experiment, *, draw: Draw = overview, **ranges: Any) -> 
     require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment", ExperimentError)
     limit = "a Simulated: every move of a slider is a run (a `Measured` cost model makes it run as a real one did)"
     require(not experiment.is_measured, "backend", experiment.backend, limit, ExperimentError)
-    explorer = Explorer(experiment, ranges or _usual(experiment), draw)
+    explorer = Explorer(experiment, ranges or usual_ranges(experiment), draw)
     explorer.update()
     closes_on_rerun(explorer.close)
     return explorer
-
-
-def _by_path(experiment: Experiment, ranges: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ranges by path, wholes before their parts, after a look at every value that they offer."""
-    points = [experiment]
-    for name in [name for name in ranges if name in ("policy", "workload", "backend")]:
-        points += [with_field(experiment, name, value) for value in values_of(name, ranges[name])]
-    found: dict[str, Any] = {}
-    for name, given in ranges.items():
-        path = find_path(name, points)
-        require(path not in found, "a range", name, f"given once for {path}", ExperimentError)
-        found[path] = given
-        for value in values_of(name, given):
-            for point in points:
-                if _has(point, path):
-                    with_field(point, path, value)
-    return dict(sorted(found.items(), key=lambda item: item[0].count(".")))
-
-
-def _has(point: Experiment, path: str) -> bool:
-    try:
-        get_field(point, path)
-    except AttributeError:
-        return False
-    return True
-
-
-def _usual(experiment: Experiment) -> dict[str, Any]:
-    """Return ranges around the fields that are asked about most."""
-    import contbatch
-
-    ready = [cls for cls in vars(contbatch.policies).values() if isinstance(cls, type) and issubclass(cls, Policy)]
-    found: dict[str, Any] = {"policy": [experiment.policy]}
-    found["policy"] += [
-        cls() for cls in ready if cls.__name__ in contbatch.__all__ and cls not in (Policy, type(experiment.policy))
-    ]
-    if (rate := getattr(experiment.workload, "rate", None)) is not None:
-        found["rate"] = (rate / 8, rate * 8)
-    found["max_num_seqs"] = (1, max(256, experiment.max_num_seqs))
-    found["max_num_batched_tokens"] = (16, max(8192, experiment.max_num_batched_tokens))
-    return found
 
 
 def _rejections(result: Result) -> str:

@@ -6,12 +6,16 @@ answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (O
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
+
+if TYPE_CHECKING:
+    from contbatch.experiment import Experiment
 
 NAN = float("nan")
 
@@ -49,6 +53,8 @@ class Result:
     """Whether everything was kept, or only what does not grow with the number of tokens (`simulate(detail=False)`)."""
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
+    experiment: "Experiment | None" = None
+    """What was run, if it was an experiment."""
 
     @property
     def finished(self) -> pd.DataFrame:

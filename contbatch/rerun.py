@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 _made: dict[str, tuple[int, list[Callable[[], None]]]] = {}
 
@@ -9,11 +10,11 @@ _made: dict[str, tuple[int, list[Callable[[], None]]]] = {}
 def closes_on_rerun(close: Callable[[], None]) -> None:
     """Have `close` called as soon as the cell that runs now runs again and makes something else that is to be closed.
 
-    Without it the widgets of a cell that ran ten times stay in memory ten times. Does nothing outside of a notebook, and
-    in one whose front end does not say which cell it runs.
+    Without it the widgets of a cell that ran ten times stay in memory ten times. Does nothing outside of a notebook,
+    and in one whose front end does not say which cell it runs.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
+    ipython: Any = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython else None
     cell = shell.get_parent().get("metadata", {}).get("cellId") if hasattr(shell, "get_parent") else None
     if cell is None:
         return

@@ -6,6 +6,7 @@ from typing import Any
 
 from contbatch.checks import is_int, is_real, replaced, require, require_counts
 from contbatch.cost import CostModel
+from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
 from contbatch.fast_forward import FastForward
@@ -102,6 +103,7 @@ def simulate(
     progress: bool = False,
     fast_forward: bool = True,
     detail: bool = True,
+    log: DecisionLog | None = None,
 ) -> Result:
     """Run a workload to its end on a virtual clock, and return the tables of the run.
 
@@ -126,6 +128,8 @@ def simulate(
     detail : bool
         Whether to keep a row for each step, the time of each token and who sat where; else memory does not grow with
         tokens and steps, `Result.segments` and `token_s` are empty, and `itl_s` and `waste` raise `DetailError`.
+    log : DecisionLog, optional
+        A new one, told every decision.
     """
     require_counts(page_size=page_size)
     backend = backend or Simulated()
@@ -142,9 +146,8 @@ def simulate(
     )
     source = workload.source(model_shape(backend.model).vocab_size)
     runner = backend.runner(page_size)
-    engine = Engine(
-        scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
-    )
+    skipping = FastForward(scheduler, runner) if fast_forward else None
+    engine = Engine(scheduler, runner, fast_forward=skipping, detail=detail, log=log)
     return engine.run(
         source.requests(),
         on_finish=source.on_finish,
