@@ -1,4 +1,4 @@
-"""The command `contbatch`: export a model and its GPU kernels, play a decision log, look at what this machine can run."""
+"""The command `contbatch`: export a model and its GPU kernels, play a decision log, see what this machine can run."""
 
 import argparse
 import logging

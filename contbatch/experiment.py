@@ -100,8 +100,8 @@ class Experiment:
 def run(experiment: Experiment, *, progress: bool = False, log: DecisionLog | None = None) -> Result:
     """Run an experiment to its end and return its tables; `progress` shows a bar of finished requests.
 
-    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself. A new `log`
-    is told every decision.
+    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself. A new
+    `log` is told every decision.
     """
     _require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment")
     limits: dict[str, Any] = {

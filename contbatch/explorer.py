@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
+from contbatch.cell_output import closes_on_rerun, png, widget_view
 from contbatch.checks import require
 from contbatch.errors import ContbatchError, ExperimentError
 from contbatch.experiment import Experiment, run
@@ -16,7 +17,6 @@ from contbatch.field_paths import with_field
 from contbatch.interrupts import interruptible
 from contbatch.metrics import Result
 from contbatch.overview import overview
-from contbatch.rerun import closes_on_rerun
 from contbatch.sweeps import differences
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Explorer:
         if not results:
             return None
         drawn: Any = self.draw(results)
-        return getattr(drawn, "figure", None) or drawn
+        figure: Figure = getattr(drawn, "figure", None) or drawn
+        return figure
 
     def pin(self) -> None:
         """Keep the present run to compare later ones with it; one that is kept already is not kept twice."""
@@ -176,11 +177,13 @@ class Explorer:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         """Show the widgets, and for front ends without them the figure."""
-        from contbatch.pictures import png
-
         figure = self.figure()
         bundle: dict[str, Any] = {"text/plain": "\n".join(filter(None, (repr(self), self.message)))}
-        return bundle | ({"image/png": png(figure)} if figure else {}) | (self.view.bundle() if self.view else {})
+        return (
+            bundle
+            | ({"image/png": png(figure)} if figure else {})
+            | (widget_view(self.view.box.model_id) if self.view else {})
+        )
 
 
 def explore(experiment: Experiment, *, draw: Draw = overview, **ranges: Any) -> Explorer:
@@ -207,8 +210,8 @@ def explore(experiment: Experiment, *, draw: Draw = overview, **ranges: Any) -> 
 
     Notes
     -----
-    What can't run, such as too few pages for any request, is said in place of the figure. In a front end without widgets
-    the output is the figure alone.
+    What can't run, such as too few pages for any request, is said in place of the figure. In a front end without
+    widgets the output is the figure alone.
     """
     require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment", ExperimentError)
     limit = "a Simulated: every move of a slider is a run (a `Measured` cost model makes it run as a real one did)"
@@ -220,7 +223,9 @@ def explore(experiment: Experiment, *, draw: Draw = overview, **ranges: Any) -> 
 
 
 def _rejections(result: Result) -> str:
-    count = int((result.requests.finish_reason == "rejected").sum())
-    limits = f"{result.num_pages} pages of {result.page_size} tokens"
-    message = f"{count} of {len(result.requests)} requests were rejected: they need more than {limits}, or than the model takes"
-    return message if count else ""
+    count, limits = (
+        int((result.requests.finish_reason == "rejected").sum()),
+        f"{result.num_pages} pages of {result.page_size}",
+    )
+    why = f"they need more than {limits} tokens, or than the model takes"
+    return f"{count} of {len(result.requests)} requests were rejected: {why}" if count else ""

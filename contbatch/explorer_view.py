@@ -2,14 +2,14 @@
 
 from base64 import b64encode
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import ipywidgets
 
+from contbatch.cell_output import svg
 from contbatch.controls import control, parameter, parameters
 from contbatch.field_paths import field_type, get_field
-from contbatch.pictures import svg
 
 if TYPE_CHECKING:
     from contbatch.explorer import Explorer
@@ -56,11 +56,6 @@ class View:
         right = ipywidgets.VBox([self._message, self._picture], layout={"flex": "1 1 30em", "min_width": "20em"})
         top = ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
         self.box = ipywidgets.VBox([top, self._table, self._code])
-
-    def bundle(self) -> dict[str, Any]:
-        """Return what a front end needs to show the widgets."""
-        kind = "application/vnd.jupyter.widget-view+json"
-        return {kind: self.box._repr_mimebundle_()[kind]}
 
     def show(self) -> None:
         """Show what the explorer has."""

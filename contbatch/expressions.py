@@ -7,7 +7,7 @@ import contbatch
 
 
 def expression(value: Any) -> str:
-    """Return code that makes an equal value, after `import contbatch as cb`; an object of another package is its repr."""
+    """Return code that makes an equal value, after `import contbatch as cb`; of what is not ours, its repr."""
     if isinstance(value, (list, tuple)):
         items = ", ".join(map(expression, value))
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
@@ -31,7 +31,7 @@ def change(before: Any, after: Any, name: str) -> str:
 
 
 def _public_name(cls: type) -> str:
-    """Return how a class of this package is called by its users: "cb.Poisson", "cb.lengths.Uniform"; "" if not at all."""
+    """Return how users call a class of this package: "cb.Poisson", "cb.lengths.Uniform"; "" if not at all."""
     package, _, module = cls.__module__.partition(".")
     if package != contbatch.__name__:
         return ""

@@ -50,7 +50,7 @@ def get_field(value: Any, path: str) -> Any:
 
 
 def with_field(value: Any, path: str, new: Any) -> Any:
-    """Return a copy of a frozen dataclass instance with the field at a path changed; its checks raise what they raise."""
+    """Return a copy of a frozen dataclass instance with the field at a path changed; its checks may raise."""
     head, _, rest = path.partition(".")
     part = with_field(getattr(value, head), rest, new) if rest else new
     return replaced(value, {head: part}, ExperimentError)

@@ -47,7 +47,7 @@ def interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let an interrupt raise KeyboardInterrupt within such a block though a Jupyter kernel ignores it outside of cells."""
+    """Let Ctrl-C raise KeyboardInterrupt in such a block though a Jupyter kernel ignores it outside of cells."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield

@@ -56,7 +56,7 @@ def _latencies(result: Result) -> pd.DataFrame:
 
 
 def _course(result: Result) -> pd.DataFrame:
-    """Return means over equal stretches of time; a step counts for as long as it took, nothing while nobody is there."""
+    """Return means over equal stretches of time; a step counts for as long as it took, an empty house not at all."""
     steps, ends = result.steps, np.linspace(0, result.end_s, POINTS + 1)[1:]
     took = (steps.elapsed_s + steps.host_s).to_numpy()
     bins = np.searchsorted(ends, steps.start_s.to_numpy(), side="right").clip(max=POINTS - 1)

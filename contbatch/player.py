@@ -8,12 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contbatch.cell_output import closes_on_rerun, png, widget_view
 from contbatch.checks import is_int, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DecisionLogError
 from contbatch.film import Film
 from contbatch.metrics import Result
-from contbatch.rerun import closes_on_rerun
 from contbatch.step import BINDING
 
 if TYPE_CHECKING:
@@ -100,15 +100,14 @@ class Player:
         return {"settings": film.settings, "requests": film.requests, "texts": self._texts, "limits": list(BINDING)}
 
     def __repr__(self) -> str:
-        return f"<Player: {len(self.film)} steps of {len(self.film.requests)} requests under {self.film.settings['policy']}>"
+        film = self.film
+        return f"<Player: {len(film)} steps of {len(film.requests)} requests under {film.settings['policy']}>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         """Show the widget, and for front ends without them a picture of the seats."""
-        from contbatch.pictures import png
         from contbatch.seat_picture import seat_picture
 
-        kind = "application/vnd.jupyter.widget-view+json"
-        shown = {kind: self.view._repr_mimebundle_()[0][kind]} if self.view else {}
+        shown = widget_view(self.view.model_id) if self.view else {}
         return {"text/plain": repr(self), "image/png": png(seat_picture(self.film)), **shown}
 
 
@@ -120,8 +119,8 @@ def replay(source: Result | DecisionLog | str | Path, *, tokenizer: "Tokenizer |
     Parameters
     ----------
     source : Result, DecisionLog or path
-        A path is that of a log that `DecisionLog.save` wrote. Of a result without a log, the experiment is simulated again,
-        which gives the same run.
+        A path is that of a log that `DecisionLog.save` wrote. Of a result without a log, the experiment is simulated
+        again, which gives the same run.
     tokenizer : Tokenizer, optional
         Makes text of the tokens, such as `llm.tokenizer`; that of the result's backend if it has one.
 

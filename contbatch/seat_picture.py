@@ -21,7 +21,7 @@ COLOURS = {
 
 
 def seats_over_time(film: Film, columns: int = COLUMNS) -> NDArray[np.uint8]:
-    """Return what each seat does, 0 if nobody sits there, else 1 + a place in `WORK_KINDS`: (seats, at most `columns`)."""
+    """Return what each seat does, 0 if nobody is there, else 1 + a place in `WORK_KINDS`: (seats, columns)."""
     num_seats = int(film.settings["max_num_seqs"])
     steps = np.unique(np.linspace(0, len(film) - 1, columns).astype(int))
     shown = np.zeros((num_seats, len(steps)), np.uint8)
