@@ -88,15 +88,15 @@ class Explorer:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row a run, pinned ones first: the fields in which they differ, then the figures of `Result.summary`."""
+        """A row a run, the present one first: the fields in which they differ, then the figures of `Result.summary`."""
         runs = self.runs()
         told = pd.DataFrame(differences([run.experiment for run in runs.values()]), index=list(runs))
         return told.join(pd.DataFrame({name: run.summary for name, run in runs.items()}).T)
 
     def runs(self) -> dict[str, Shown]:
-        """Return what is compared, by name: the pinned runs, then the present one."""
+        """Return what is compared, by name: the present run, then the pinned ones."""
         self._flush()
-        return self.pinned | ({PRESENT: self._shown} if self._shown else {})
+        return ({PRESENT: self._shown} if self._shown else {}) | self.pinned
 
     def figure(self) -> "Figure | None":
         """Draw the runs; None if there are none."""

@@ -5,6 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import anywidget
 import ipywidgets
 
 from contbatch.cell_output import svg
@@ -27,6 +28,31 @@ FIGURES = {
     "preemptions": "preemptions",
 }
 """Figures of `Result.summary` that are shown, and how they are called here."""
+
+
+STYLE = (
+    ".contbatch-explore :is(th, td) { line-height: 1.3; text-align: right; padding: 3px 8px; vertical-align: bottom }"
+)
+
+
+class Names(anywidget.AnyWidget):
+    """Shows nothing, but gives the handles of sliders the names that screen readers read: ipywidgets leaves them out."""
+
+    _esm = """
+    export default { render({ el }) {
+      const name = (box) => box.querySelectorAll("[role=slider]:not([aria-label])").forEach((handle) =>
+        handle.setAttribute("aria-label", handle.closest(".widget-inline-hbox").querySelector("label").textContent));
+      const watcher = new MutationObserver((changes, watcher) => name(changes[0].target.closest(".contbatch-explore")));
+      const wait = () => {
+        const box = el.closest(".contbatch-explore");
+        if (!box) return requestAnimationFrame(wait);
+        watcher.observe(box, { childList: true, subtree: true });
+        name(box);
+      };
+      wait();
+      return () => watcher.disconnect();
+    } };
+    """
 
 
 class View:
@@ -55,7 +81,8 @@ class View:
         left = ipywidgets.VBox([*shown, ipywidgets.HBox([pin, unpin])], layout={"width": "24em", "flex": "0 0 auto"})
         right = ipywidgets.VBox([self._message, self._picture], layout={"flex": "1 1 30em", "min_width": "20em"})
         top = ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
-        self.box = ipywidgets.VBox([top, self._table, self._code])
+        self.box = ipywidgets.VBox([top, self._table, self._code, Names()])
+        self.box.add_class("contbatch-explore")
 
     def show(self) -> None:
         """Show what the explorer has."""
@@ -68,7 +95,8 @@ class View:
         )
         self._table.value = self._rows() if figure else ""
         click = "user-select: all; white-space: pre-wrap"  # one click selects the whole line
-        self._code.value = f'<code style="{click}" title="The run above as code">{escape(explorer.code)}</code>'
+        code = f'<code style="{click}" title="The run above as code">{escape(explorer.code)}</code>'
+        self._code.value = code if "now" in explorer.runs() else ""
 
     def _rows(self) -> str:
         table, [run, *_] = self.explorer.table, self.explorer.runs().values()
@@ -76,8 +104,8 @@ class View:
         num_fields = len(table.columns) - len(run.summary)
         shown = table[[*table.columns[:num_fields], *FIGURES]]
         html = shown.rename(columns=FIGURES).to_html(float_format="{:.4g}".format, border=0)
-        link = f'<a download="explore.csv" href="data:text/csv;charset=utf-8,{csv}">Download as CSV</a>'
-        return f"{html}{link}"
+        link = f'<a download="explore.csv" style="text-decoration: underline" href="data:text/csv;charset=utf-8,{csv}">Download as CSV</a>'
+        return f'<style>{STYLE}</style><div style="overflow-x: auto">{html}</div>{link}'
 
     def _listen(self, path: str, widget: ipywidgets.Widget) -> None:
         if path == "policy":  # before the explorer, which reads the controls

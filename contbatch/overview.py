@@ -25,9 +25,9 @@ def overview(results: Mapping[str, Result]) -> "Figure":
 
     from contbatch.plots import curves
 
-    figure = Figure(figsize=(11, 3), dpi=80)  # unknown to pyplot, so nobody has to close it
+    figure = Figure(figsize=(9, 2.8))  # unknown to pyplot, so nobody has to close it
     axes = figure.subplots(1, 3)
-    figure.subplots_adjust(left=0.06, right=0.99, bottom=0.16, top=0.97, wspace=0.25)
+    figure.subplots_adjust(left=0.065, right=0.99, bottom=0.18, top=0.97, wspace=0.33)
     waits = pd.concat([_latencies(result).assign(run=name) for name, result in results.items()])
     times = pd.concat([_course(result).assign(run=name) for name, result in results.items()])
     curves(
@@ -41,6 +41,7 @@ def overview(results: Mapping[str, Result]) -> "Figure":
     )
     curves(times, "second", "waiting", by="run", xlabel="time [s]", ylabel="requests waiting", ax=axes[1])
     curves(times, "second", "held", by="run", xlabel="time [s]", ylabel="pages held [%]", ax=axes[2])
+    axes[1].set_ylim(0, max(1, 1.05 * times.waiting.max()))
     axes[2].set_ylim(0, 105)
     for ax in axes:
         ax.locator_params(nbins=5)

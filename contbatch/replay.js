@@ -285,6 +285,7 @@ export function mount(parent, film, { start = 0, onStop = () => {} } = {}) {
   }
 
   function draw(changed = null) {
+    if (!root.isConnected) return; // the watcher of its size draws it when it is
     const style = getComputedStyle(root), dark = !isDark(style.color), width = Math.max(200, root.clientWidth - 12);
     if (dark !== (paper !== "white")) changed = null;
     [ink, paper, empty] = dark ? ["#F5F5F5", "#1A1A1A", "#333333"] : ["#111111", "white", "#E6E6E6"];
