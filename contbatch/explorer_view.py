@@ -36,7 +36,7 @@ STYLE = (
 
 
 class Names(anywidget.AnyWidget):
-    """Shows nothing, but gives the handles of sliders the names that screen readers read: ipywidgets leaves them out."""
+    """Shows nothing, but gives sliders the names that screen readers read: ipywidgets leaves them out."""
 
     _esm = """
     export default { render({ el }) {
@@ -104,7 +104,8 @@ class View:
         num_fields = len(table.columns) - len(run.summary)
         shown = table[[*table.columns[:num_fields], *FIGURES]]
         html = shown.rename(columns=FIGURES).to_html(float_format="{:.4g}".format, border=0)
-        link = f'<a download="explore.csv" style="text-decoration: underline" href="data:text/csv;charset=utf-8,{csv}">Download as CSV</a>'
+        look = 'download="explore.csv" style="text-decoration: underline"'
+        link = f'<a {look} href="data:text/csv;charset=utf-8,{csv}">Download as CSV</a>'
         return f'<style>{STYLE}</style><div style="overflow-x: auto">{html}</div>{link}'
 
     def _listen(self, path: str, widget: ipywidgets.Widget) -> None:

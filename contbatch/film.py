@@ -111,7 +111,8 @@ class _Camera:
         """Note what is different while a step runs from while the one before ran."""
         for number, reason in self._left:
             self._note(GONE, number, reason)
-            self._leave_queue(number)
+            if number in self._keys:
+                self._leave_queue(number)
             self._vacate(number)
         for number in row.preempted:
             self._vacate(number)
@@ -146,10 +147,9 @@ class _Camera:
         insort(self._queue, key)
 
     def _leave_queue(self, number: int) -> None:
-        if number in self._keys:
-            place = bisect_left(self._queue, self._keys.pop(number))
-            del self._queue[place]
-            self._note(LEAVE, place, number)
+        place = bisect_left(self._queue, self._keys.pop(number))
+        del self._queue[place]
+        self._note(LEAVE, place, number)
 
     def _vacate(self, number: int) -> None:
         if number in self._seats:
