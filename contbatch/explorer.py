@@ -149,7 +149,7 @@ class Explorer:
         """Take the widgets off the page; nothing runs any more."""
         self._forget_waiting()
         if self.view:
-            self.view.box.close_all()
+            self.view.close()
 
     def _update_later(self) -> None:
         try:

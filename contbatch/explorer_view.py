@@ -98,6 +98,13 @@ class View:
         code = f'<code style="{click}" title="The run above as code">{escape(explorer.code)}</code>'
         self._code.value = code if "now" in explorer.runs() else ""
 
+    def close(self) -> None:
+        """Close all widgets."""
+        widgets = [self.box]
+        for widget in widgets:
+            widgets += getattr(widget, "children", ())
+            widget.close()
+
     def _rows(self) -> str:
         table, [run, *_] = self.explorer.table, self.explorer.runs().values()
         csv = quote(table.to_csv(index_label="run"))

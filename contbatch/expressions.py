@@ -11,11 +11,10 @@ def expression(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         items = ", ".join(map(expression, value))
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
-    name = _public_name(type(value))
-    if not name or not is_dataclass(value):
+    if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
     told = {f.name: getattr(value, f.name) for f in fields(value) if f.init and getattr(value, f.name) != f.default}
-    return f"{name}({', '.join(f'{key}={expression(part)}' for key, part in told.items())})"
+    return f"{_public_name(type(value))}({', '.join(f'{key}={expression(part)}' for key, part in told.items())})"
 
 
 def change(before: Any, after: Any, name: str) -> str:
@@ -31,10 +30,8 @@ def change(before: Any, after: Any, name: str) -> str:
 
 
 def _public_name(cls: type) -> str:
-    """Return how users call a class of this package: "cb.Poisson", "cb.lengths.Uniform"; "" if not at all."""
+    """Return how users call a class: "cb.Poisson", "cb.lengths.Uniform", or just its name if it is their own."""
     package, _, module = cls.__module__.partition(".")
     if package != contbatch.__name__:
-        return ""
-    if cls.__name__ in contbatch.__all__:
-        return f"cb.{cls.__name__}"
-    return f"cb.{module}.{cls.__name__}" if module in contbatch.__all__ else ""
+        return cls.__name__
+    return f"cb.{cls.__name__}" if cls.__name__ in contbatch.__all__ else f"cb.{module}.{cls.__name__}"

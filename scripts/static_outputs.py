@@ -1,6 +1,6 @@
 """Take the widgets out of notebooks: python scripts/static_outputs.py NOTEBOOK...
 
-A widget lives as long as its kernel. Of what is saved, only the picture beside it can be seen by who does not run the cell.
+A widget lives as long as its kernel: who does not run the cell sees the picture that is saved beside it.
 """
 
 import sys

@@ -57,7 +57,9 @@ def check(log):
         assert {seat: ids[request] for seat, request in seats.items()} == {s: str(r) for s, r in state.seats.items()}
         assert [ids[request] for request, _ in queue] == [str(name) for name in state.waiting]
         assert {ids[r] for r, kind in queue if kind == 2} == {str(name) for name in state.host_tables}
-        assert {page: owner_of(page, state, ids) for page in range(num_pages)} == dict.fromkeys(range(num_pages), -1) | pages
+        assert {page: owner_of(page, state, ids) for page in range(num_pages)} == dict.fromkeys(
+            range(num_pages), -1
+        ) | pages
         assert all(work.get(seat, 0) == 0 for seat in range(log.settings["max_num_seqs"]) if seat not in seats)
         for number, token in state.row.sampled:
             tokens.setdefault(number, []).append(token)
@@ -107,7 +109,9 @@ def test_a_film_survives_aborts_and_crashes(workload, policy, layout, data):
 
 def experiment(**changes):
     workload = cb.Poisson(rate=8, num_requests=60, seed=1)
-    return cb.Experiment(policy=cb.ContinuousBatching(), workload=workload, num_pages=200, max_num_seqs=8).replace(**changes)
+    return cb.Experiment(policy=cb.ContinuousBatching(), workload=workload, num_pages=200, max_num_seqs=8).replace(
+        **changes
+    )
 
 
 def log_of(**changes):
@@ -130,7 +134,9 @@ def test_films_of_simulated_runs(changes):
 
 
 def test_swapped_shared_and_cached_are_told_apart():
-    cached = f.Film.of(log_of(prefix_cache=True, workload=cb.Poisson(rate=8, num_requests=40, prefix=cb.SharedPrefix(64, 2))))
+    cached = f.Film.of(
+        log_of(prefix_cache=True, workload=cb.Poisson(rate=8, num_requests=40, prefix=cb.SharedPrefix(64, 2)))
+    )
     assert {f.SHARED, f.CACHED} <= set(cached.changes[cached.changes[:, 0] == f.PAGE, 2])
     swapped = f.Film.of(log_of(num_host_pages=50, num_pages=60))
     assert {0, 2} <= set(swapped.changes[swapped.changes[:, 0] == f.ENTER, 2] % 4)
@@ -146,7 +152,12 @@ def test_memory_grows_with_what_happens_not_with_pages():
 def test_logs_without_steps_and_malformed_ones_are_refused_with_the_step():
     with pytest.raises(DecisionLogError, match="has no step"):
         f.Film.of(cb.DecisionLog())
-    for field, value in (("admitted", [[9999, 0, 0]]), ("tables", [[5, 0, 1]]), ("sampled", [[0]]), ("ranks", [1.0, 2.0])):
+    for field, value in (
+        ("admitted", [[9999, 0, 0]]),
+        ("tables", [[5, 0, 1]]),
+        ("sampled", [[0]]),
+        ("ranks", [1.0, 2.0]),
+    ):
         log = log_of()
         setattr(log.rows[0], field, value)
         with pytest.raises(DecisionLogError, match="step 0"):
