@@ -61,7 +61,7 @@ def test_ambiguous_and_unknown_names_are_errors_that_list_the_names():
         cb.explore(orca, max_model_len=(1000, 2000))
     moved = cb.explore(orca, **{"experiment.max_model_len": (1000, 2000)})
     assert moved.experiment.max_model_len == 2000
-    with pytest.raises(ExperimentError, match="given once for workload.rate"):
+    with pytest.raises(ExperimentError, match="given once for"):
         cb.explore(experiment(), rate=(1, 2), **{"workload.rate": (1, 2)})
 
 
@@ -183,7 +183,7 @@ def test_the_chosen_policy_brings_its_parameters():
     policies = [cb.ContinuousBatching(), cb.StaticBatching(4), cb.ShortestJobFirst()]
     shown = cb.explore(experiment(), policy=policies, batch_size=(1, 8))
     assert set(shown.controls) == {"policy", "policy.victim"}
-    assert [value for _, value in shown.controls["policy.victim"].options][0] == "lowest_rank"
+    assert shown.controls["policy.victim"].value == "lowest_rank"
     shown.controls["policy"].value = policies[1]
     assert {path: type(w).__name__ for path, w in shown.controls.items() if path != "policy"} == {
         "policy.batch_size": "IntSlider",
