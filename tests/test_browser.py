@@ -59,7 +59,10 @@ def lab(tmp_path_factory):
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
     places = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
-    places |= {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces")}
+    places |= {
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+    }
     environment = os.environ | places | {"TQDM_DISABLE": "1", "IPYTHONDIR": str(folder / "ipython")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     settings = {
@@ -139,7 +142,9 @@ def test_the_quickstart_in_jupyterlab(browser, lab):
     before, clock = pixels(player), player.locator("output").inner_text()
     assert clock.startswith("step 1 of ")
     player.get_by_role("button", name="Play", exact=True).click()
-    page.wait_for_function("([e, old]) => e.querySelector('output').textContent !== old", arg=[player.element_handle(), clock])
+    page.wait_for_function(
+        "([e, old]) => e.querySelector('output').textContent !== old", arg=[player.element_handle(), clock]
+    )
     player.get_by_role("button", name="Pause", exact=True).click()
     assert pixels(player) != before
     player.get_by_label("Step", exact=True).press("End")
@@ -167,7 +172,9 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     for name in ("num_pages", "policy", "victim"):
         assert explorer.get_by_label(name, exact=True).evaluate("e => e.tagName") == "SELECT"
     assert explorer.get_by_role("slider").evaluate_all("es => es.map(e => e.getAttribute('aria-label'))") == ["rate"]
-    assert [name for name in ("Pin this run", "Unpin all") if explorer.get_by_role("button", name=name).count() != 1] == []
+    assert [
+        name for name in ("Pin this run", "Unpin all") if explorer.get_by_role("button", name=name).count() != 1
+    ] == []
     nameless = "es => es.filter(e => !e.getAttribute('aria-label')).map(e => e.outerHTML)"
     assert player.locator("button, input, select").evaluate_all(nameless) == []
     explorer.get_by_label("policy", exact=True).select_option(label="StaticBatching()")
@@ -205,7 +212,9 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     page.get_by_role("menuitem", name="Theme", exact=True).hover()
     page.get_by_role("menuitem", name="JupyterLab Dark", exact=True).click()
     page.wait_for_selector("body[data-jp-theme-light=false]")
-    page.wait_for_function("([e, old]) => e.querySelector('canvas').toDataURL() !== old", arg=[player.element_handle(), ""])
+    page.wait_for_function(
+        "([e, old]) => e.querySelector('canvas').toDataURL() !== old", arg=[player.element_handle(), ""]
+    )
     assert pixels(player) != light
     keep(page, "replay_dark")
     assert faults == []
@@ -215,7 +224,9 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
 @pytest.fixture(scope="module")
 def crowded():
     """A run with 256 seats, a thousand steps, swaps and shared pages."""
-    workload = cb.Poisson(rate=200, num_requests=1000, seed=1, prefix=cb.SharedPrefix(64, 3), output=cb.lengths.Uniform(30, 200))
+    workload = cb.Poisson(
+        rate=200, num_requests=1000, seed=1, prefix=cb.SharedPrefix(64, 3), output=cb.lengths.Uniform(30, 200)
+    )
     experiment = cb.Experiment(policy=cb.ContinuousBatching(), workload=workload, max_num_seqs=256, num_pages=2500)
     return cb.replay(cb.run(experiment.replace(num_host_pages=500, prefix_cache=True)))
 
@@ -237,8 +248,11 @@ def test_the_script_shows_the_states_of_the_film_wherever_one_jumps(browser, cro
     for step in steps:
         seats, work, pages, queue, tokens, gone = states[step]
         shown = page.evaluate(
-            """(step) => { film.go(step); return [[...film.seats], [...film.work], [...film.pages], film.queue, film.numGone,
-                film.requests.map((_, request) => film.count(request))]; }""",
+            """(step) => {
+                film.go(step);
+                const counts = film.requests.map((_, request) => film.count(request));
+                return [[...film.seats], [...film.work], [...film.pages], film.queue, film.numGone, counts];
+            }""",
             step,
         )
         size = crowded.film.settings
@@ -279,8 +293,15 @@ def test_a_saved_page_plays_by_itself(browser, crowded, tmp_path):
 def test_ids_are_text_in_a_page_and_not_code(browser, tmp_path):
     page, faults = watched(browser)
     log, evil = cb.DecisionLog(), "</script><img src=x onerror='document.title=1'>"
-    engine = cb.Engine(cb.Scheduler(cb.ContinuousBatching(), num_pages=8, max_num_seqs=1), cb.Simulated().runner(), log=log)
-    engine.run([cb.Request(evil, [1, 2], cb.SamplingParams(max_tokens=2)), cb.Request(evil + "2", [1], cb.SamplingParams(max_tokens=2))])
+    engine = cb.Engine(
+        cb.Scheduler(cb.ContinuousBatching(), num_pages=8, max_num_seqs=1), cb.Simulated().runner(), log=log
+    )
+    engine.run(
+        [
+            cb.Request(evil, [1, 2], cb.SamplingParams(max_tokens=2)),
+            cb.Request(evil + "2", [1], cb.SamplingParams(max_tokens=2)),
+        ]
+    )
     page.goto(cb.replay(log).save(tmp_path / "evil.html").as_uri())
     page.locator(".cb-replay output").wait_for()
     assert page.locator(".cb-replay h4").last.inner_text() == f"Answer of {evil}: 1 tokens"
