@@ -208,13 +208,12 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     player.press(" ")
     assert player.get_by_role("button", name="Play", exact=True).count() == 1
     keep(page, "replay")
+    canvas = player.locator("canvas").first.evaluate("element => element.toDataURL()")
     page.get_by_role("menuitem", name="Settings", exact=True).click()
     page.get_by_role("menuitem", name="Theme", exact=True).hover()
     page.get_by_role("menuitem", name="JupyterLab Dark", exact=True).click()
     page.wait_for_selector("body[data-jp-theme-light=false]")
-    page.wait_for_function(
-        "([e, old]) => e.querySelector('canvas').toDataURL() !== old", arg=[player.element_handle(), ""]
-    )
+    page.wait_for_function("old => document.querySelector('.cb-replay canvas').toDataURL() !== old", arg=canvas)
     assert pixels(player) != light
     keep(page, "replay_dark")
     assert faults == []
