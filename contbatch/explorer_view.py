@@ -86,14 +86,18 @@ class View:
 
     def show(self) -> None:
         """Show what the explorer has."""
-        explorer = self.explorer
-        self._message.value = f'<div role="status" style="color: #D55E00">{escape(explorer.message)}</div>'
-        figure = explorer.figure()
+        explorer, figure = self.explorer, None
+        message = explorer.message
+        try:
+            figure = explorer.figure()
+        except Exception as error:  # of a `draw` written by whoever explores
+            message = f"the figure failed with {type(error).__name__}: {error}"
+        self._message.value = f'<div role="status" style="color: #D55E00">{escape(message)}</div>'
         names = ", ".join(explorer.runs())
         self._picture.value = (
             _image(svg(figure), f"Figure of the runs {names}; the table below has their numbers") if figure else ""
         )
-        self._table.value = self._rows() if figure else ""
+        self._table.value = self._rows() if explorer.runs() else ""
         click = "user-select: all; white-space: pre-wrap"  # one click selects the whole line
         code = f'<code style="{click}" title="The run above as code">{escape(explorer.code)}</code>'
         self._code.value = code if "now" in explorer.runs() else ""

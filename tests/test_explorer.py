@@ -1,6 +1,7 @@
 """Explore: fields by name, controls for their ranges, the code line, and what happens when a control moves."""
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from contbatch.controls import control
 from contbatch.errors import ExperimentError, InvalidRequestError, WorkloadError
 from contbatch.expressions import change, expression
 from contbatch.field_paths import field_paths, find_path, get_field, with_field
+from contbatch.interrupts import interruptible
 from contbatch.policies import Policy
 
 
@@ -261,6 +263,10 @@ def test_figures_of_ones_own_and_no_figure_twice():
     shown.controls["num_pages"].value = 128
     assert shown._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
     assert plt.get_fignums() == []
+    shown.draw = lambda results: results["B"]
+    shown.controls["num_pages"].value = 256
+    assert "the figure failed with KeyError" in shown.view._message.value
+    assert "Download" in shown.view._table.value
 
 
 def test_only_the_last_of_many_changes_is_run(monkeypatch):
@@ -347,3 +353,16 @@ def test_parameters_of_a_policy_written_in_a_notebook():
     assert shown.message == ""
     assert shown.result.steps.tokens.max() > 0
     assert "Chunks(size=16)" in shown.code
+
+
+def test_interrupts_come_through_where_a_kernel_ignores_them():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, lambda *_: None)
+        with interruptible():
+            signal.raise_signal(signal.SIGINT)  # goes to the handler that is there
+    finally:
+        signal.signal(signal.SIGINT, before)
