@@ -195,7 +195,7 @@ export function mount(parent, film, { start = 0, onStop = () => {} } = {}) {
   const speed = element("select", bar, { title: "Speed" });
   speed.setAttribute("aria-label", "Speed");
   for (const rate of SPEEDS) element("option", speed, { value: rate, selected: rate === 10 }, `${rate} steps/s`);
-  const clock = element("output", bar);
+  const clock = element("span", bar, { className: "clock" }); // no <output>: it would be read out at every step
   const status = element("p", root);
   status.setAttribute("role", "status");
   const section = (name, keys) => {
