@@ -179,9 +179,8 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     size = explorer.get_by_label("batch_size", exact=True)
     size.fill("0")
     size.press("Enter")
-    status = explorer.get_by_role("status")
-    page.wait_for_function("() => document.querySelector('.contbatch-explore [role=status]').textContent")
-    assert status.inner_text() == "batch_size must be an integer ≥ 1, got 0"
+    said = "text => document.querySelector('.contbatch-explore [role=status]').textContent === text"
+    page.wait_for_function(said, arg="batch_size must be an integer ≥ 1, got 0")
     size.fill("12")
     size.press("Enter")
     page.wait_for_function("() => !document.querySelector('.contbatch-explore [role=status]').textContent")
