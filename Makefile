@@ -18,7 +18,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --nbval tests notebooks
 
 lab: $(VENV)/.user
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/cpu.py
@@ -27,6 +27,7 @@ bench: $(VENV)/.dev
 notebooks: $(VENV)/.user
 	$(BIN)/jupytext --sync notebooks/*.py
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+	$(BIN)/python scripts/static_outputs.py notebooks/*.ipynb
 
 $(VENV)/.user $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contbatch.experiment import Experiment, run
     from contbatch.fairness import by_client, jain
     from contbatch.fleet import FleetResult, simulate_fleet
+    from contbatch.explorer import explore
     from contbatch.hardware import Hardware
     from contbatch.hosting import Prices
     from contbatch.limits import limits_bound
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from contbatch.model_shape import ModelShape
     from contbatch.output import RequestOutput
     from contbatch.pages import PagePool
+    from contbatch.player import replay
     from contbatch.policies import (
         ChunkedPrefill,
         ContinuousBatching,
@@ -132,11 +134,13 @@ _WHERE = {
     "Workload": "workload",
     "by_client": "fairness",
     "confidence": "seeds",
+    "explore": "explorer",
     "find_capacity": "capacity",
     "jain": "fairness",
     "limits_bound": "limits",
     "load_workload": "workload_file",
     "over_time": "timeline",
+    "replay": "player",
     "run": "experiment",
     "simulate": "simulation",
     "simulate_disaggregated": "disaggregated",
@@ -209,6 +213,8 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "jain",
     "over_time",
     "confidence",
+    "explore",
+    "replay",
     "CostModel",
     "Roofline",
     "Linear",

@@ -1,4 +1,4 @@
-"""The command `contbatch`: export a model and its GPU kernels, build its engine, or see what this machine can run."""
+"""The command `contbatch`: export a model, build its engine, play a decision log, see what this machine can run."""
 
 import argparse
 import logging
@@ -36,6 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--page-size", type=int, default=16, metavar="N", help="of --ptx: positions per page (16)")
     export.add_argument("--num-splits", type=int, default=1, metavar="N", help="of --ptx: programs per sequence (1)")
     _add_build(commands)
+    replay = commands.add_parser("replay", help="make a page of a decision log on which it plays; print its path")
+    replay.set_defaults(run=_replay)
+    replay.add_argument("log", type=Path, help="a file that DecisionLog.save wrote: *.jsonl or *.parquet")
+    replay.add_argument("-o", "--output", type=Path, metavar="PAGE", help="beside the log, *.html, if not given")
     doctor = commands.add_parser("doctor", help="what is installed, which GPU is there, which backend would run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -95,6 +99,13 @@ def _export(options: argparse.Namespace) -> int:
         from contbatch.gpu_kernels import SMS, export_ptx
 
         print(export_ptx(folder / "model.onnx", options.ptx or SMS, options.page_size, options.num_splits))
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from contbatch.player import replay
+
+    print(replay(options.log).save(options.output or options.log.with_suffix(".html")))
     return 0
 
 

@@ -14,8 +14,8 @@ from contbatch.step import BINDING, SchedulerOutput
 if TYPE_CHECKING:
     import pandas as pd
 
+    from contbatch.log_check import State
     from contbatch.log_diff import Difference
-    from contbatch.replay import State
 FORKING = RequestStatus.FORKING
 
 
@@ -190,9 +190,9 @@ class DecisionLog:
         DecisionLogError
             At the step that can't have happened after those before it.
         """
-        from contbatch.replay import replay
+        from contbatch.log_check import replayed
 
-        return replay(self)
+        return replayed(self)
 
     def diff(self, other: "DecisionLog") -> "Difference | None":
         """Say where another log first decides otherwise, and how; None if they are equal."""

@@ -1,11 +1,12 @@
 """An experiment: a workload, a policy, a backend and the limits between them."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from contbatch.checks import replaced, require, require_counts
+from contbatch.decision_log import DecisionLog
 from contbatch.description import describe, digest, restore
 from contbatch.errors import ExperimentError
 from contbatch.metrics import Result
@@ -96,10 +97,11 @@ class Experiment:
         return experiment
 
 
-def run(experiment: Experiment, *, progress: bool = False) -> Result:
+def run(experiment: Experiment, *, progress: bool = False, log: DecisionLog | None = None) -> Result:
     """Run an experiment to its end and return its tables; `progress` shows a bar of finished requests.
 
-    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself.
+    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself. A new
+    `log` is told every decision.
     """
     _require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment")
     limits: dict[str, Any] = {
@@ -108,10 +110,13 @@ def run(experiment: Experiment, *, progress: bool = False) -> Result:
         "max_num_batched_tokens": experiment.max_num_batched_tokens,
         "prefix_cache": experiment.prefix_cache,
         "progress": progress,
+        "log": log,
     }
     workload, policy, backend = experiment.workload, experiment.policy, experiment.backend
     if not isinstance(backend, Simulated):
         source = workload.source(backend.config.vocab_size)
-        return backend.run(source.requests(), policy, on_finish=source.on_finish, **limits)
+        result = backend.run(source.requests(), policy, on_finish=source.on_finish, **limits)
+        return replace(result, experiment=experiment)
     limits |= {"page_size": experiment.page_size, "max_model_len": experiment.max_model_len}
-    return simulate(workload, policy, backend, num_host_pages=experiment.num_host_pages, **limits)
+    result = simulate(workload, policy, backend, num_host_pages=experiment.num_host_pages, **limits)
+    return replace(result, experiment=experiment)

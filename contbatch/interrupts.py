@@ -43,3 +43,17 @@ def interrupts_held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if hold.waiting is not None:
             handler(*hold.waiting)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in such a block though a Jupyter kernel ignores it outside of cells."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

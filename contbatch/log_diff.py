@@ -7,7 +7,7 @@ from typing import Any
 
 from contbatch.decision import MOVES, REASONS
 from contbatch.decision_log import DecisionLog
-from contbatch.replay import State
+from contbatch.log_check import State
 from contbatch.step import BINDING
 
 # In the order of cause and effect within a step.

@@ -69,7 +69,7 @@ def read(log: DecisionLog, path: Path) -> DecisionLog:
         log.rows = [Decision(**row) for row in rows]
         expected = list(_sealed(header, map(asdict, log.rows)))
         count = header["num_rows"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, DecisionLogError):
             raise
         raise DecisionLogError(f"{path} is no decision log: {type(error).__name__}: {error}") from error

@@ -8,12 +8,16 @@ answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (O
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
+
+if TYPE_CHECKING:
+    from contbatch.experiment import Experiment
 
 NAN = float("nan")
 
@@ -53,6 +57,8 @@ class Result:
     """What was decided at every step, if the engine kept a log."""
     max_num_seqs: float = NAN
     """Seats of the server, if whoever made the result told."""
+    experiment: "Experiment | None" = None
+    """What was run, if it was an experiment."""
 
     def __repr__(self) -> str:
         finished = f"{len(self.finished)} of {len(self.requests)} requests finished"

@@ -7,6 +7,7 @@ from typing import Any
 
 from contbatch.checks import is_int, is_real, replaced, require, require_counts
 from contbatch.cost import CostModel
+from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
 from contbatch.fast_forward import FastForward
@@ -101,6 +102,7 @@ def simulated_engine(
     layout: str = "paged",
     skip_with: Callable[[Scheduler, SimulatedRunner], FastForward] | None = FastForward,
     detail: bool = True,
+    log: DecisionLog | None = None,
 ) -> Engine:
     """Make an engine on a simulated device; see `simulate` for the parameters."""
     require_counts(page_size=page_size)
@@ -117,7 +119,8 @@ def simulated_engine(
         layout=layout,
     )
     runner = backend.runner(page_size)
-    return Engine(scheduler, runner, fast_forward=skip_with and skip_with(scheduler, runner), detail=detail)
+    skipping = skip_with and skip_with(scheduler, runner)
+    return Engine(scheduler, runner, fast_forward=skipping, detail=detail, log=log)
 
 
 def simulate(
@@ -136,6 +139,7 @@ def simulate(
     progress: bool = False,
     fast_forward: bool = True,
     detail: bool = True,
+    log: DecisionLog | None = None,
 ) -> Result:
     """Run a workload to its end on a virtual clock, and return the tables of the run.
 
@@ -160,6 +164,8 @@ def simulate(
     detail : bool
         Whether to keep a row for each step, the time of each token and who sat where; else memory does not grow with
         tokens and steps, `Result.segments` and `token_s` are empty, and `itl_s` and `waste` raise `DetailError`.
+    log : DecisionLog, optional
+        A new one, told every decision.
     """
     backend = backend or Simulated()
     engine = simulated_engine(
@@ -175,6 +181,7 @@ def simulate(
         layout=layout,
         skip_with=FastForward if fast_forward else None,
         detail=detail,
+        log=log,
     )
     source = workload.source(model_shape(backend.model).vocab_size)
     result = engine.run(

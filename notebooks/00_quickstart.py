@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -67,7 +68,7 @@ policies = {
 requests, results = {}, {}
 for name, policy in policies.items():
     requests[name] = llm.requests(questions, sampling)
-    results[name] = llm.run(requests[name], policy, max_num_seqs=8)
+    results[name] = llm.run(requests[name], policy, max_num_seqs=8, log=cb.DecisionLog())
 
 # %% [markdown]
 # What happened, in steps and seats. A step is one pass through the model for everybody who sits, so these numbers do not
@@ -97,6 +98,15 @@ held = results["static batching"].segments.query("request_id == 0 and kind == 'h
 print("static: request 0 has its answer after", held.start_step, "steps and keeps its seat for", held.end_step - held.start_step, "more")
 first_seat = results["continuous batching"].segments.query("seat == 0").request_id.unique()
 print("continuous: seat 0 serves requests", *first_seat)
+
+# %% [markdown]
+# ## Watch it
+#
+# The last of the three, step by step, as its log tells: who sits, who waits, whose page of memory is whose, and the answers as they
+# appear. Space plays and pauses, the arrow keys step, a click on a seat shows what is said there. (Run the notebook to get the player.)
+
+# %%
+cb.replay(results["continuous batching"], tokenizer=llm.tokenizer)
 
 # %% [markdown]
 # ## What it costs, and what it buys
@@ -156,5 +166,13 @@ shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max
 order = shortest.requests.request_id
 print(len(shortest.steps), "steps; the first to leave:", *order.head(8))
 
+# %% [markdown]
+# ## On a large GPU, with sliders
+#
+# The same scheduler, with a simulated A100 and 200 requests that arrive at random. Each move of a slider is a run of its own: from
+# which rate on do requests wait, and which policy bears most?
+
 # %%
 llm.close()
+exp = cb.Experiment(policy=cb.ContinuousBatching(), workload=cb.Poisson(rate=4, num_requests=200, seed=0), num_pages=512)
+cb.explore(exp, policy=[cb.ContinuousBatching(), cb.StaticBatching(8)], rate=(1, 16), num_pages=[128, 256, 512])

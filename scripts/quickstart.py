@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
+from static_outputs import without_widgets
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
@@ -29,6 +30,7 @@ def main() -> None:
     quiet = ["--IPKernelApp.log_level=40"]  # no word about its transport
     where = {"metadata": {"path": NOTEBOOK.parent}}
     NotebookClient(notebook, timeout=1800, resources=where, extra_arguments=quiet).execute()
+    without_widgets(notebook)
     TARGET.mkdir(parents=True, exist_ok=True)
     executed, page = TARGET / NOTEBOOK.name, TARGET / f"{NOTEBOOK.stem}.html"
     nbformat.write(notebook, executed)  # type: ignore[no-untyped-call]

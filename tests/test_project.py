@@ -42,6 +42,14 @@ def test_files_are_short_enough_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+NOTEBOOKS = pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+
+
+@NOTEBOOKS
+def test_who_does_not_run_a_notebook_sees_pictures_in_place_of_widgets(path):
+    assert "vnd.jupyter.widget" not in path.read_text(encoding="utf-8")  # see scripts/static_outputs.py
+
+
+@NOTEBOOKS
 def test_no_path_of_the_machine_that_ran_a_notebook_is_in_it(path):
     assert re.findall(r"(?:/tmp|/root|/home|/Users)/[\w.-]*", path.read_text(encoding="utf-8")) == []

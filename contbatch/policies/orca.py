@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal, get_args
 
 from contbatch.checks import require, require_counts
 from contbatch.policies.policy import Plan, Policy, everything
 from contbatch.request import Request
 
-RESERVATIONS = ("max_tokens", "max", "power_of_two", "oracle")
+Reservation = Literal["max_tokens", "max", "power_of_two", "oracle"]
+RESERVATIONS: tuple[str, ...] = get_args(Reservation)
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +35,7 @@ class Orca(Policy):
 
     steady = True
     decodes = "first"
-    reservation: str = "max_tokens"
+    reservation: Reservation = "max_tokens"
     max_model_len: int = 2048
 
     def __post_init__(self) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from contbatch.checks import require
 from contbatch.policies.policy import Policy
 from contbatch.request import Request
 
+Victim = Literal["lowest_rank", "latest_arrival", "lowest_priority", "fewest_tokens"]
 VICTIMS: dict[str, Callable[[Request], tuple[float, ...]]] = {
     "latest_arrival": lambda r: (r.arrival_time, r.order),
     "lowest_priority": lambda r: (r.priority, r.arrival_time, r.order),
@@ -26,10 +28,10 @@ class Preemptive(Policy):
         those that the plan ranks below whoever needs pages.
     """
 
-    victim: str = field(default="lowest_rank", kw_only=True)
+    victim: Victim = field(default="lowest_rank", kw_only=True)
 
     def __post_init__(self) -> None:
-        choices = ("lowest_rank", *VICTIMS)
+        choices: tuple[str, ...] = get_args(Victim)
         require(self.victim in choices, "victim", self.victim, f"one of {', '.join(choices)}")
 
     def reserve(self, request: Request) -> int:  # noqa: D102

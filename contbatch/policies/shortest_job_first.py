@@ -3,12 +3,14 @@
 import random
 from dataclasses import dataclass
 from math import exp
+from typing import Literal, get_args
 
 from contbatch.checks import is_int, is_real, require
 from contbatch.policies.chunked_prefill import ChunkedPrefill
 from contbatch.request import Request
 
-LENGTHS = ("prompt", "output", "prediction")
+Length = Literal["prompt", "output", "prediction"]
+LENGTHS: tuple[str, ...] = get_args(Length)
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +34,7 @@ class ShortestJobFirst(ChunkedPrefill):
     steady = True
     decodes = "first"
 
-    by: str = "prompt"
+    by: Length = "prompt"
     error: float = 0.0
     seed: int = 0
 

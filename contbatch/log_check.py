@@ -171,7 +171,7 @@ class _Machine:
             raise DecisionLogError(fault)
 
 
-def replay(log: DecisionLog) -> Iterator[State]:
+def replayed(log: DecisionLog) -> Iterator[State]:
     """Yield the state while each step ran.
 
     Raises
