@@ -7,13 +7,13 @@ from contbatch.life import TokenTimes
 from contbatch.request import Request
 
 NOTED = [
-    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
+    *("request_id", "sample", "client_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
     *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "max_itl_s"),
 ]
 REQUEST_COLUMNS = [
-    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
-    *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
-    *("normalized_latency_s", "max_itl_s"),
+    *("request_id", "sample", "client_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
+    *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s"),
+    *("e2e_s", "normalized_latency_s", "max_itl_s"),
 ]
 
 
@@ -31,6 +31,7 @@ class RequestRows:
             (
                 request.request_id,
                 request.sample_index,
+                request.client_id,
                 request.arrival_time,
                 admitted_s,
                 first,
