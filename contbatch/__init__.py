@@ -38,7 +38,9 @@ if TYPE_CHECKING:
         StaticBatching,
     )
     from contbatch.prefix_cache import PrefixCache
+    from contbatch.provenance import Provenance
     from contbatch.request import Request, RequestStatus
+    from contbatch.result_file import load_result
     from contbatch.roofline import Roofline
     from contbatch.sampling_params import SamplingParams
     from contbatch.scheduler import Scheduler
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from contbatch.sweeps import sweep
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
+    from contbatch.verification import Verification, verify
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
     from contbatch.workload_file import load_workload
 
@@ -92,6 +95,7 @@ _WHERE = {
     "Policy": "policies",
     "PrefixCache": "prefix_cache",
     "Priority": "policies",
+    "Provenance": "provenance",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
@@ -110,13 +114,16 @@ _WHERE = {
     "SwapSpace": "swap_space",
     "Trace": "trace",
     "Turn": "turn",
+    "Verification": "verification",
     "Workload": "workload",
     "find_capacity": "capacity",
     "limits_bound": "limits",
+    "load_result": "result_file",
     "load_workload": "workload_file",
     "run": "experiment",
     "simulate": "simulation",
     "sweep": "sweeps",
+    "verify": "verification",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
@@ -166,6 +173,10 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Experiment",
     "run",
     "sweep",
+    "load_result",
+    "verify",
+    "Verification",
+    "Provenance",
     "find_capacity",
     "Capacity",
     "limits_bound",

@@ -34,6 +34,12 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--ptx", nargs="*", type=int, metavar="SM", help=about)
     export.add_argument("--page-size", type=int, default=16, metavar="N", help="of --ptx: positions per page (16)")
     export.add_argument("--num-splits", type=int, default=1, metavar="N", help="of --ptx: programs per sequence (1)")
+    verify = commands.add_parser(
+        "verify", help="run the experiment of a saved result again and compare; status 1: it differs"
+    )
+    verify.set_defaults(run=_verify)
+    verify.add_argument("result", type=Path, help="the folder that Result.save wrote")
+    verify.add_argument("--model", help="of a measured result, where it lies, if it is none of the catalogue")
     doctor = commands.add_parser("doctor", help="what is installed, which GPU is there, which backend would run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -51,6 +57,14 @@ def _export(options: argparse.Namespace) -> int:
 
         print(export_ptx(folder / "model.onnx", options.ptx or SMS, options.page_size, options.num_splits))
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from contbatch.verification import verify
+
+    verification = verify(options.result, model=options.model)
+    print(verification)
+    return 0 if verification.is_same else 1
 
 
 def _doctor(_options: argparse.Namespace) -> int:

@@ -54,8 +54,8 @@ class Diagnosis:
         return [package.name for package in self.packages[extra] if package.installed is None]
 
 
-def diagnose() -> Diagnosis:
-    """Look at the installed packages and the GPUs; imports none of the packages and starts nothing on a GPU."""
+def find_packages() -> dict[str, list[Package]]:
+    """Look up the dependencies by extra, as in `PURPOSE`; imports none of them."""
     packages: dict[str, list[Package]] = {extra: [] for extra in PURPOSE}
     for requirement in requires("contbatch") or ():
         name, pinned, marker = _split(requirement)
@@ -63,6 +63,12 @@ def diagnose() -> Diagnosis:
         group = extra[1] if extra else ""
         if group in packages and ("linux" not in marker or sys.platform == "linux"):
             packages[group].append(Package(name, pinned, _installed(name)))
+    return packages
+
+
+def diagnose() -> Diagnosis:
+    """Look at the installed packages and the GPUs; imports none of the packages and starts nothing on a GPU."""
+    packages = find_packages()
     gpus, gpu_problem = _gpus()
     missing = [package.name for extra in ("", "cpu") for package in packages[extra] if package.installed is None]
     if missing:

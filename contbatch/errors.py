@@ -79,3 +79,7 @@ class DeviceError(ContbatchError, RuntimeError):
 
 class ExperimentError(ContbatchError, ValueError):
     """An experiment, or the text that one is to be read from, is wrong."""
+
+
+class ResultFileError(ContbatchError, ValueError):
+    """A saved result is missing, damaged or something else, or one can't be saved; the message names the file."""

@@ -80,9 +80,10 @@ class LLM:
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
-        self._name, self._precision = source.name, precision or PRECISION[backend]
+        precision = precision or PRECISION[backend]
+        self._identity = {"model": source.name, "backend": backend, "precision": precision}
         self.tokenizer = load_tokenizer(source)
-        self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
+        self.runner = BACKENDS[backend](source, self._limits, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -222,7 +223,7 @@ class LLM:
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""
-        return {"model": self._name, "precision": self._precision, **self._limits}
+        return {**self._identity, **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""

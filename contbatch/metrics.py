@@ -5,13 +5,18 @@ t₁ … tₙ. TTFT = t₁ - a; ITL: the n - 1 gaps; TPOT = (tₙ - t₁) / (n -
 answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (Orca, vLLM).
 """
 
+import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
+
+if TYPE_CHECKING:
+    from contbatch.provenance import Provenance
 
 NAN = float("nan")
 
@@ -41,6 +46,8 @@ class Result:
     """
     token_s: dict[int | str, list[float]]
     """When each output token reached the client, by request id; empty without `detail`."""
+    token_ids: dict[int | str, list[int]]
+    """The output tokens themselves, by request id; empty without `detail`."""
     num_pages: int
     page_size: int
     end_s: float = NAN
@@ -49,6 +56,8 @@ class Result:
     """Whether everything was kept, or only what does not grow with the number of tokens (`simulate(detail=False)`)."""
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
+    provenance: "Provenance | None" = None
+    """Where it comes from, if an experiment did (`run`, `simulate`): its hash and seed, versions, hardware."""
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -100,7 +109,23 @@ class Result:
             "cached": cached,
             "free": self.num_pages * size - live - cached - steps.external_slots,
         }
-        return pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+        shares = pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+        shares.attrs |= steps.attrs
+        return shares
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tables and where they come from into a folder, for `load_result` and `contbatch verify`.
+
+        An earlier saved result of that name is replaced; a decision log has its own `save`.
+
+        Raises
+        ------
+        ResultFileError
+            The result came from no experiment, or something else stands at `path`.
+        """
+        from contbatch.result_file import save_result
+
+        save_result(self, path)
 
     def goodput(self, *, ttft_s: float = np.inf, tpot_s: float = np.inf, e2e_s: float = np.inf) -> float:
         """Return finished requests per second that meet every limit; an undefined TPOT breaks none."""

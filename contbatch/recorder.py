@@ -47,6 +47,7 @@ class Recorder:
         self._requests = RequestRows()
         self._segments: list[tuple[object, ...]] = []
         self._token_s: dict[int | str, list[float]] = {}
+        self._token_ids: dict[int | str, list[int]] = {}
         self._live: dict[int | str, Life] = {}
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
@@ -169,7 +170,7 @@ class Recorder:
         """Record a request that could never run."""
         self._requests.add(request, NAN, TokenTimes(None))
         if self.detail:
-            self._token_s[request.request_id] = []
+            self._token_s[request.request_id], self._token_ids[request.request_id] = [], []
 
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
@@ -181,6 +182,7 @@ class Recorder:
             if live.made.each is not None:
                 times = [now] * live.made.count if self.release == "batch" else live.made.each
                 self._token_s[request.request_id] = times
+                self._token_ids[request.request_id] = request.output_token_ids
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
@@ -193,6 +195,7 @@ class Recorder:
             steps=steps,
             segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
             token_s=dict(self._token_s),
+            token_ids=dict(self._token_ids),
             num_pages=self.num_pages,
             page_size=self.page_size,
             end_s=self._end_s,

@@ -127,28 +127,28 @@ def simulate(
         Whether to keep a row for each step, the time of each token and who sat where; else memory does not grow with
         tokens and steps, `Result.segments` and `token_s` are empty, and `itl_s` and `waste` raise `DetailError`.
     """
+    from contbatch.experiment import Experiment  # which is made of parts of this module
+    from contbatch.provenance import attach, provenance_of
+
     require_counts(page_size=page_size)
-    backend = backend or Simulated()
-    scheduler = Scheduler(
-        policy or ChunkedPrefill(),
-        num_pages=backend.kv_capacity // page_size if num_pages is None else num_pages,
-        page_size=page_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=backend.max_model_len if max_model_len is None else max_model_len,
-        prefix_cache=prefix_cache,
-        num_host_pages=num_host_pages,
-        layout=layout,
-    )
+    policy, backend = policy or ChunkedPrefill(), backend or Simulated()
+    limits: dict[str, Any] = {"num_pages": num_pages, "page_size": page_size, "max_model_len": max_model_len}
+    limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    limits |= {"prefix_cache": prefix_cache, "num_host_pages": num_host_pages, "layout": layout}
+    provenance = provenance_of(Experiment(policy=policy, workload=workload, backend=backend, **limits))
+    limits["num_pages"] = backend.kv_capacity // page_size if num_pages is None else num_pages
+    limits["max_model_len"] = backend.max_model_len if max_model_len is None else max_model_len
+    scheduler = Scheduler(policy, **limits)
     source = workload.source(model_shape(backend.model).vocab_size)
     runner = backend.runner(page_size)
     engine = Engine(
         scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast_forward else None, detail=detail
     )
-    return engine.run(
+    result = engine.run(
         source.requests(),
         on_finish=source.on_finish,
         in_order=source.in_order,
         progress=progress,
         last_arrival_s=source.last_arrival_s,
     )
+    return attach(result, provenance)
