@@ -98,7 +98,7 @@ class Experiment:
         return experiment
 
 
-def run(experiment: Experiment, *, progress: bool = False, detail: bool = True) -> Result:
+def run(experiment: Experiment, *, progress: bool = False, live: bool | None = None, detail: bool = True) -> Result:
     """Run an experiment to its end and return its tables, with their provenance.
 
     A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself.
@@ -108,6 +108,10 @@ def run(experiment: Experiment, *, progress: bool = False, detail: bool = True) 
     experiment : Experiment
     progress : bool
         Show a bar of finished requests.
+    live : bool, optional
+        Show seats, tokens per second and pages of a measured run as it goes, at most four times a second: None if a
+        person is at the notebook (not under nbval, nbconvert or papermill, and not in a script). The environment
+        variable TQDM_DISABLE=1 hides it. A simulated run is over before one could look.
     detail : bool
         See `simulate`; a measured run keeps everything.
     """
@@ -118,6 +122,8 @@ def run(experiment: Experiment, *, progress: bool = False, detail: bool = True) 
     if not isinstance(backend, Simulated):
         provenance = provenance_of(experiment)
         source = workload.source(backend.config.vocab_size)
-        return attach(backend.run(source.requests(), policy, on_finish=source.on_finish, **limits), provenance)
+        return attach(
+            backend.run(source.requests(), policy, on_finish=source.on_finish, live=live, **limits), provenance
+        )
     limits |= {"page_size": experiment.page_size, "max_model_len": experiment.max_model_len, "detail": detail}
     return simulate(workload, policy, backend, num_host_pages=experiment.num_host_pages, **limits)

@@ -11,6 +11,7 @@ from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
 from contbatch.engine_run import OnFinish
 from contbatch.errors import InvalidRequestError
+from contbatch.live import watching
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
@@ -199,12 +200,13 @@ class LLM:
         log: DecisionLog | None = None,
         on_finish: OnFinish | None = None,
         progress: bool = False,
+        live: bool | None = None,
     ) -> Result:
         """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
 
         The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
         this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied. A new `log`
-        is told every decision; `on_finish` makes the requests that follow others.
+        is told every decision; `on_finish` makes the requests that follow others. `live`: see `contbatch.run`.
 
         Raises
         ------
@@ -219,7 +221,8 @@ class LLM:
             if isinstance(asked, int) and asked > have:
                 raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
         make = partial(new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
-        return self._engine.run(make, requests, on_finish, progress=progress)
+        with watching(live, repr(policy or self.policy)) as watch:
+            return self._engine.run(make, requests, on_finish, progress=progress, watch=watch)
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""

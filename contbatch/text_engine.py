@@ -184,12 +184,15 @@ class TextEngine:
                 self._lock.release()
 
     def run(
-        self, make_engine: NewEngine, requests: Iterable[Request], on_finish: OnFinish | None, *, progress: bool
+        self, make_engine: NewEngine, requests: Iterable[Request], on_finish: OnFinish | None, **shown: Any
     ) -> Result:
-        """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
+        """Run requests on an engine of their own; `RunnerError` while anything else is going on.
+
+        `shown`: `progress` and `watch` of `Engine.run`.
+        """
         requests = list(requests)  # a generator may do anything, such as calling back
         with self.replaced(make_engine, "run") as engine:
-            return engine.run(requests, on_finish=on_finish, progress=progress)
+            return engine.run(requests, on_finish=on_finish, **shown)
 
     @contextmanager
     def replaced(self, make_engine: NewEngine, caller: str) -> Iterator[Engine]:
