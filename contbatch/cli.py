@@ -40,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     verify.add_argument("result", type=Path, help="the folder that Result.save wrote")
     verify.add_argument("--model", help="of a measured result, where it lies, if it is none of the catalogue")
+    notebooks = commands.add_parser("notebooks", help="copy the notebooks that come with the package")
+    copy = notebooks.add_subparsers(required=True, metavar="COMMAND").add_parser("copy", help="into a folder of yours")
+    copy.set_defaults(run=_copy_notebooks)
+    copy.add_argument("folder", type=Path, metavar="DIR", help="is made if it is not there")
+    copy.add_argument("--force", action="store_true", help="replace files of the same names")
     doctor = commands.add_parser("doctor", help="what is installed, which GPU is there, which backend would run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -65,6 +70,14 @@ def _verify(options: argparse.Namespace) -> int:
     verification = verify(options.result, model=options.model)
     print(verification)
     return 0 if verification.is_same else 1
+
+
+def _copy_notebooks(options: argparse.Namespace) -> int:
+    from contbatch.notebook_files import copy_notebooks
+
+    copies = copy_notebooks(options.folder, force=options.force)
+    print(f"{len(copies)} files; begin with: jupyter lab {options.folder / 'index.ipynb'}")
+    return 0
 
 
 def _doctor(_options: argparse.Namespace) -> int:

@@ -83,3 +83,7 @@ class ExperimentError(ContbatchError, ValueError):
 
 class ResultFileError(ContbatchError, ValueError):
     """A saved result is missing, damaged or something else, or one can't be saved; the message names the file."""
+
+
+class NotebookError(ContbatchError, OSError):
+    """The notebooks of this package are not there, or can't be copied to where they shall go."""

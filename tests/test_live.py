@@ -232,7 +232,7 @@ def test_nbval_sees_nothing(tmp_path):
     (tmp_path / "model").mkdir()
     folder = write_tiny(tmp_path / "model")
     code = SETUP.format(folder=str(folder)) + "result = cb.run(exp.replace(workload=short, backend=llm)); print('ran')"
-    cell = nbformat.v4.new_code_cell(code, outputs=[nbformat.v4.new_output("stream", text="ran\n")])
+    cell = nbformat.v4.new_code_cell(code, execution_count=1, outputs=[nbformat.v4.new_output("stream", text="ran\n")])
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), tmp_path / "n.ipynb")
     command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(tmp_path / "n.ipynb")]
