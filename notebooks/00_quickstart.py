@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -21,6 +22,9 @@
 # - **one at a time**: no batching at all;
 # - **static batching**: eight start together and leave together;
 # - **continuous batching**: after *every* token, whoever is finished leaves and whoever waits takes the seat.
+
+# %% tags=["parameters"]
+seats = 8
 
 # %%
 import matplotlib.pyplot as plt
@@ -61,26 +65,26 @@ print(len(questions), "questions,", sum(wanted.values()), "answer tokens")
 # %%
 policies = {
     "one at a time": cb.OneAtATime(),
-    "static batching": cb.StaticBatching(batch_size=8),
+    "static batching": cb.StaticBatching(batch_size=seats),
     "continuous batching": cb.ContinuousBatching(),
 }
 requests, results = {}, {}
 for name, policy in policies.items():
     requests[name] = llm.requests(questions, sampling)
-    results[name] = llm.run(requests[name], policy, max_num_seqs=8)
+    results[name] = llm.run(requests[name], policy, max_num_seqs=seats)
 
 # %% [markdown]
 # What happened, in steps and seats. A step is one pass through the model for everybody who sits, so these numbers do not
 # depend on the machine. A *wasted* seat-step is a seat held by somebody who is already finished.
 
 # %%
-def seats(result):
+def seat_steps(result):
     steps = result.steps
     wasted = steps.held_seats.sum()
     return {"steps": len(steps), "seat-steps": steps.seats.sum(), "wasted": wasted, "share": f"{wasted / steps.seats.sum():.1%}"}
 
 
-pd.DataFrame({name: seats(result) for name, result in results.items()}).T
+pd.DataFrame({name: seat_steps(result) for name, result in results.items()}).T
 
 # %% [markdown]
 # ## See it
@@ -152,7 +156,7 @@ class ShortestAnswerFirst(cb.Policy):
             yield r, r.num_uncomputed_tokens
 
 
-shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=8)
+shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=seats)
 order = shortest.requests.request_id
 print(len(shortest.steps), "steps; the first to leave:", *order.head(8))
 

@@ -28,6 +28,7 @@ COUNTED = ("cpu", "simulation", "ptx")
 
 Not counted: Jupyter and its tools, which show outputs and make none; the developers' tools; TensorRT, which runs in no
 committed output."""
+QUIET = ["--IPKernelApp.log_level=40"]  # no word about its transport
 WIDTH, SHADES = 400, 48
 """Pixels across, and colours, of a picture of the index: about 8 kB each."""
 HEAD = """\
@@ -106,7 +107,7 @@ def run(name: str) -> None:
     notebook = read(name)
     began = time.perf_counter()
     where = {"metadata": {"path": FOLDER}}
-    NotebookClient(notebook, timeout=1800, resources=where, record_timing=False).execute()
+    NotebookClient(notebook, timeout=1800, resources=where, record_timing=False, extra_arguments=QUIET).execute()
     notebook.metadata["contbatch"] = {"versions": installed()}
     write(notebook, name)
     pair(name, ".ipynb")
@@ -177,9 +178,8 @@ def main() -> None:
             draw(name)
     path = FOLDER / "index.py"
     if "index".startswith(wanted) or not path.exists() or body(path.read_text(encoding="utf-8")) != index():
-        path.write_text(index(), encoding="utf-8")
-        if not (FOLDER / "index.ipynb").exists():
-            subprocess.run([sys.executable, "-m", "jupytext", "--set-formats", "ipynb,py:percent", path], check=True)
+        header, mark, _ = (FOLDER / f"{names()[0]}.py").read_text(encoding="utf-8").partition("\n# ---\n")
+        path.write_text(f"{header}{mark}\n{index()}", encoding="utf-8")
         run("index")
 
 
