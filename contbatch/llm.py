@@ -11,13 +11,13 @@ from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
 from contbatch.engine_run import OnFinish
 from contbatch.errors import InvalidRequestError
-from contbatch.live import watching
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.policies.lockstep import Lockstep
 from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, listed, parts
+from contbatch.provenance import provenance_of_requests
 from contbatch.request import Request, RequestStatus
 from contbatch.request_list import make_requests
 from contbatch.sampling_params import SamplingParams
@@ -221,8 +221,8 @@ class LLM:
             if isinstance(asked, int) and asked > have:
                 raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
         make = partial(new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
-        with watching(live, repr(policy or self.policy)) as watch:
-            return self._engine.run(make, requests, on_finish, progress=progress, watch=watch)
+        told = partial(provenance_of_requests, self, policy or self.policy, chosen)
+        return self._engine.run(make, requests, on_finish, told, progress=progress, live=live)
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""

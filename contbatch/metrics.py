@@ -57,7 +57,7 @@ class Result:
     decisions: DecisionLog | None = None
     """What was decided at every step, if the engine kept a log."""
     provenance: "Provenance | None" = None
-    """Where it comes from, if an experiment did (`run`, `simulate`): its hash and seed, versions, hardware."""
+    """Where it comes from: hash of what was run, seed, versions, hardware; of `run`, `simulate` and `LLM.run`."""
 
     @property
     def finished(self) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property, partial
@@ -15,13 +15,23 @@ from contbatch.description import code_version, describe, digest
 from contbatch.doctor import diagnose, find_packages
 from contbatch.errors import ExperimentError
 from contbatch.metrics import Result
+from contbatch.policies import Policy
+from contbatch.request import Request
 from contbatch.simulation import Simulated
 from contbatch.workload import Mixture, Workload
 
 if TYPE_CHECKING:
     from contbatch.experiment import Experiment
+    from contbatch.llm import LLM
 
 Description = dict[str, Any]
+Seed = int | tuple[int, ...] | None
+REQUESTS = "requests"
+"""Type of a description of `LLM.run` on a list of requests."""
+REQUEST_FIELDS = (
+    *("request_id", "prompt_token_ids", "sampling", "arrival_time", "eos_token_ids", "priority", "client_id"),
+    *("ttft_target_s", "tpot_target_s", "expected_output_tokens", "cache_salt"),
+)
 IDLE = ("platformdirs", "tqdm")
 """Packages that no figure hangs on."""
 
@@ -34,8 +44,8 @@ class Provenance:
     """The run in one line, for pictures."""
     is_measured: bool
     """Whether a model ran, so that times are those of the machine."""
-    seed: int | tuple[int, ...] | None
-    """Of the workload; those of a mixture's parts; None for a trace."""
+    seed: Seed
+    """Of the workload; those of a mixture's parts, or of sampling; None for a trace, or greedy answers."""
     versions: dict[str, str]
     """Of Python and of the packages that the figures can hang on."""
     code: str
@@ -65,17 +75,19 @@ def provenance_of(experiment: "Experiment") -> Provenance:
     """
     told = {f.name: _tell(getattr(experiment, f.name)) for f in fields(experiment) if f.name != "workload"}
     told["type"] = f"{type(experiment).__module__}.{type(experiment).__qualname__}"
-    on_gpu = _identity(experiment.backend).get("backend") == "tensorrt"
-    return Provenance(
-        title_of_runs([experiment]),
-        experiment.is_measured,
-        _seed(experiment.workload),
-        versions(experiment.is_measured),
-        code_version(),
-        hardware() | ({"gpu": ", ".join(diagnose().gpus)} if on_gpu else {}),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        partial(_described, told, experiment.workload),
-    )
+    described = partial(_described, told, experiment.workload)
+    title, seed = title_of_runs([experiment]), _seed(experiment.workload)
+    return _noted(title, experiment.is_measured, seed, experiment.backend, described)
+
+
+def provenance_of_requests(
+    llm: "LLM", policy: Policy, limits: Mapping[str, Any], requests: Sequence[Request]
+) -> Provenance:
+    """Note where the result of `LLM.run` on a list of requests, all there is, comes from."""
+    told = {"type": REQUESTS, "backend": describe(llm), "policy": _tell(policy), "limits": describe(limits)}
+    seeds = {request.sampling.seed for request in requests if request.sampling.seed is not None}
+    title = f"{policy!r}, {len(requests)} requests, {_device(llm)}"
+    return _noted(title, True, tuple(sorted(seeds)) or None, llm, partial(_described_requests, told, requests))
 
 
 def attach(result: Result, provenance: Provenance) -> Result:
@@ -91,6 +103,16 @@ def title_of_runs(experiments: "list[Experiment]") -> str:
     return ", ".join(parts[0] for parts in zip(*titles, strict=True) if len(set(parts)) == 1)
 
 
+def _noted(
+    title: str, is_measured: bool, seed: Seed, backend: "Simulated | LLM", describe: Callable[[], Description]
+) -> Provenance:
+    """Add what machine and code this is."""
+    on_gpu = _identity(backend).get("backend") == "tensorrt"
+    machine = hardware() | ({"gpu": ", ".join(diagnose().gpus)} if on_gpu else {})
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    return Provenance(title, is_measured, seed, versions(is_measured), code_version(), machine, made, describe)
+
+
 def _tell(value: Any) -> Any:
     """Describe a part of an experiment; if that can't be, the error is for whoever asks for the description."""
     try:
@@ -100,10 +122,22 @@ def _tell(value: Any) -> Any:
 
 
 def _described(parts: Description, workload: Workload) -> Description:
+    return {**_checked(parts), "workload": describe(workload)}
+
+
+def _described_requests(parts: Description, requests: Sequence[Request]) -> Description:
+    rows = [{name: getattr(request, name) for name in REQUEST_FIELDS} for request in requests]
+    return {
+        **_checked(parts),
+        "requests": describe([row | {"prompt_token_ids": list(row["prompt_token_ids"])} for row in rows]),
+    }
+
+
+def _checked(parts: Description) -> Description:
     for part in parts.values():
         if isinstance(part, ExperimentError):
             raise part
-    return {**parts, "workload": describe(workload)}
+    return parts
 
 
 def _brief(workload: Workload) -> str:
@@ -131,7 +165,7 @@ def _device(backend: Any) -> str:
     return f"{model} on {many}{gpu}, simulated"
 
 
-def _seed(workload: Workload) -> int | tuple[int, ...] | None:
+def _seed(workload: Workload) -> Seed:
     if isinstance(workload, Mixture):
         return tuple(seed for part in workload.parts if isinstance(seed := _seed(part), int))
     return getattr(workload, "seed", None)

@@ -16,7 +16,8 @@ from contbatch.errors import ExperimentError
 from contbatch.experiment import Experiment, run
 from contbatch.metrics import Result
 from contbatch.policies import Policy
-from contbatch.provenance import Provenance, hardware, versions
+from contbatch.provenance import REQUESTS, Provenance, hardware, versions
+from contbatch.request import Request
 from contbatch.result_file import load_result
 
 TOLERANCE = 1e-9
@@ -97,15 +98,22 @@ def _run_again(provenance: Provenance, policy: Policy | None, model: str | None,
         if describe(policy) != description["policy"]:
             raise ExperimentError(f"policy must be what made the result, got {policy!r} with another source or fields")
         del description["policy"]
-    backend = dict(description.pop("backend")["items"]) if provenance.is_measured else None
+    backend = description.pop("backend")
+    if not provenance.is_measured:
+        return run(_experiment(description | {"backend": backend}, policy), detail=detail)
+    with _llm(dict(backend["items"]), model) as llm:
+        if description["type"] != REQUESTS:
+            return run(_experiment(description, policy).replace(backend=llm))
+        requests = [Request(**row) for row in restore(description["requests"])]
+        result: Result = llm.run(requests, policy or restore(description["policy"]), **restore(description["limits"]))
+        return result
+
+
+def _experiment(description: dict[str, Any], policy: Policy | None) -> Experiment:
     experiment = restore(description)
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"the result describes no experiment, but {type(experiment).__name__}")
-    experiment = experiment if policy is None else experiment.replace(policy=policy)
-    if backend is None:
-        return run(experiment, detail=detail)
-    with _llm(backend, model) as llm:
-        return run(experiment.replace(backend=llm))
+    return experiment if policy is None else experiment.replace(policy=policy)
 
 
 def _llm(description: dict[str, Any], model: str | None) -> Any:

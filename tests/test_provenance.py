@@ -136,7 +136,7 @@ def test_a_result_of_no_experiment_is_not_saved(tmp_path):
     result = cb.Engine(scheduler, cb.Simulated().runner()).run([cb.Request("a", [1], cb.SamplingParams(max_tokens=2))])
     assert result.provenance is None
     assert result.token_ids == {"a": [0, 0]}
-    with pytest.raises(ResultFileError, match="this one has no experiment"):
+    with pytest.raises(ResultFileError, match="nothing says what this one comes from"):
         result.save(tmp_path / "r")
 
 
@@ -290,3 +290,24 @@ def test_a_measured_result_tokens_and_counts_are_compared_times_stand_side_by_si
     assert cb.verify(tmp_path / "r", model=str(folder)).difference.startswith("token ids of request")
     tamper(tmp_path / "r", "requests", "output_tokens", lambda n: n + 1)
     assert cb.verify(tmp_path / "r", model=str(folder)).difference.startswith("requests.output_tokens")
+
+
+def test_a_list_of_requests_served_by_a_model_comes_out_again(tmp_path):
+    (tmp_path / "model").mkdir()
+    folder = write_tiny(tmp_path / "model")
+    sampling = [cb.SamplingParams(max_tokens=5, temperature=0.9, seed=s, n=1 + s % 2) for s in (4, 7)]
+    with cb.LLM(folder, num_pages=40, page_size=4) as llm:
+        requests = llm.requests(["the", [5, 6, 7, 8, 9]], sampling, [0.0, 0.01], client_id="a")
+        result = llm.run(requests, cb.Orca(), max_num_seqs=2)
+        follow = llm.run(llm.requests(["the"]), on_finish=lambda *_: ())
+    assert follow.provenance is None
+    provenance = result.provenance
+    assert provenance.title == "Orca(), 2 requests, model, measured"
+    assert provenance.seed == (4, 7)
+    assert result.token_ids == {s.request_id: s.output_token_ids for r in requests for s in r.samples}
+    assert set(result.token_ids) == {0, 1, "1#1"}  # numbers and texts in one table
+    result.save(tmp_path / "r")
+    assert_same(cb.load_result(tmp_path / "r"), result)
+    assert cb.verify(tmp_path / "r", model=str(folder)).is_same
+    tamper(tmp_path / "r", "tokens", "token_id", lambda n: n + 1)
+    assert not cb.verify(tmp_path / "r", model=str(folder)).is_same
