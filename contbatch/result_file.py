@@ -29,9 +29,7 @@ def save_result(result: Result, path: str | os.PathLike[str]) -> None:
     """Do what `Result.save` says."""
     path, provenance = Path(path), result.provenance
     if provenance is None:
-        raise ResultFileError(
-            f"{path}: only results of `run`, `simulate` and `LLM.run` can be saved: this one has no experiment"
-        )
+        raise ResultFileError(f"{path}: no result of `run`, `simulate` or `LLM.run`: nothing says where it comes from")
     try:
         description = provenance.description
     except ExperimentError as error:

@@ -136,7 +136,7 @@ def test_a_result_of_no_experiment_is_not_saved(tmp_path):
     result = cb.Engine(scheduler, cb.Simulated().runner()).run([cb.Request("a", [1], cb.SamplingParams(max_tokens=2))])
     assert result.provenance is None
     assert result.token_ids == {"a": [0, 0]}
-    with pytest.raises(ResultFileError, match="nothing says what this one comes from"):
+    with pytest.raises(ResultFileError, match="nothing says where it comes from"):
         result.save(tmp_path / "r")
 
 
