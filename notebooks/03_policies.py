@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -182,7 +183,7 @@ print("the same steps, simulated and real:", simulated.steps[columns].equals(rea
 first_come = cb.run(pair.replace(policy=cb.ChunkedPrefill(), backend=llm))
 _, axes = plt.subplots(2, 1, figsize=(10, 5), sharex=True, layout="constrained")
 cb.plots.gantt(first_come, by="step", title=f"first come, first served: SmolLM2, {len(first_come.steps)} steps", legend=False, ax=axes[0])
-cb.plots.gantt(real, by="step", title=f"mine: SmolLM2, {len(real.steps)} steps", ax=axes[1])
+axis = cb.plots.gantt(real, by="step", title=f"mine: SmolLM2, {len(real.steps)} steps", ax=axes[1])
 
 # %% [markdown]
 # The answers do not change with the order, token by token. The waits do; they are measured on the machine that ran this notebook.
