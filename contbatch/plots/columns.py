@@ -1,6 +1,7 @@
 """What a picture is drawn of: a table with the columns that it needs, and what is known of the run that it tells of."""
 
 from collections.abc import Iterable, Mapping
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
@@ -36,4 +37,4 @@ def tables_of(
 def title_of(title: str, tables: Iterable[pd.DataFrame]) -> str:
     """Return `title`, or if it is empty what was run, where the tables know and agree (`DataFrame.attrs["run"]`)."""
     known = {str(table.attrs.get("run", "")) for table in tables}
-    return title or (known.pop() if len(known) == 1 else "")
+    return title or (fill(known.pop(), 70) if len(known) == 1 else "")
