@@ -23,11 +23,9 @@ lab: $(VENV)/.user
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/cpu.py
 
-# Run every notebook anew and write the outputs into it.
-notebooks: $(VENV)/.user
-	$(BIN)/jupytext --sync notebooks/*.py
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
-	$(BIN)/python scripts/static_outputs.py notebooks/*.ipynb
+# Run every notebook anew, write outputs and versions into it, and make the index.
+notebooks: $(VENV)/.dev
+	$(BIN)/python scripts/notebooks.py
 
 $(VENV)/.user $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from contbatch.disaggregated import DisaggregatedResult, Link, simulate_disaggregated
     from contbatch.engine import Engine, StepResult
     from contbatch.experiment import Experiment, run
+    from contbatch.explorer import explore
     from contbatch.fairness import by_client, jain
     from contbatch.fleet import FleetResult, simulate_fleet
-    from contbatch.explorer import explore
     from contbatch.hardware import Hardware
     from contbatch.hosting import Prices
     from contbatch.limits import limits_bound
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
         StaticBatching,
     )
     from contbatch.prefix_cache import PrefixCache
+    from contbatch.provenance import Provenance
     from contbatch.request import Request, RequestStatus
+    from contbatch.result_file import load_result
     from contbatch.roofline import Roofline
     from contbatch.routers import LeastTokens, PowerOfTwo, PrefixAffinity, RoundRobin, Router
     from contbatch.sampling_params import SamplingParams
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from contbatch.timeline import over_time
     from contbatch.trace import Trace
     from contbatch.turn import Client, Segment, Turn
+    from contbatch.verification import Verification, verify
     from contbatch.workload import Mixture, OpenLoop, Poisson, SharedPrefix, Workload
     from contbatch.workload_file import load_workload
 
@@ -111,6 +114,7 @@ _WHERE = {
     "PrefixCache": "prefix_cache",
     "Prices": "hosting",
     "Priority": "policies",
+    "Provenance": "provenance",
     "Request": "request",
     "RequestOutput": "output",
     "RequestStatus": "request",
@@ -131,6 +135,7 @@ _WHERE = {
     "SwapSpace": "swap_space",
     "Trace": "trace",
     "Turn": "turn",
+    "Verification": "verification",
     "Workload": "workload",
     "by_client": "fairness",
     "confidence": "seeds",
@@ -138,6 +143,7 @@ _WHERE = {
     "find_capacity": "capacity",
     "jain": "fairness",
     "limits_bound": "limits",
+    "load_result": "result_file",
     "load_workload": "workload_file",
     "over_time": "timeline",
     "replay": "player",
@@ -146,6 +152,7 @@ _WHERE = {
     "simulate_disaggregated": "disaggregated",
     "simulate_fleet": "fleet",
     "sweep": "sweeps",
+    "verify": "verification",
 }
 __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "LLM",
@@ -205,6 +212,10 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Experiment",
     "run",
     "sweep",
+    "load_result",
+    "verify",
+    "Verification",
+    "Provenance",
     "find_capacity",
     "Capacity",
     "limits_bound",

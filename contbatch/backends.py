@@ -121,3 +121,13 @@ BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _re
 """Each takes what `contbatch.catalog.fetch` found, and the scheduler's limits by name."""
 PRECISION = {"cpu": "f32", "reference": "f32", "tensorrt": "f16"}
 """What a backend computes in unless it is told."""
+
+
+def within(have: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits that are asked for (not None); `InvalidRequestError` if one is more pages than there are."""
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    for name in ("num_pages", "num_host_pages"):
+        value = chosen.get(name)
+        if isinstance(value, int) and value > have[name]:
+            raise InvalidRequestError(f"{name} must be at most the {have[name]} pages of this LLM, got {value}")
+    return chosen

@@ -40,6 +40,17 @@ def _parser() -> argparse.ArgumentParser:
     replay.set_defaults(run=_replay)
     replay.add_argument("log", type=Path, help="a file that DecisionLog.save wrote: *.jsonl or *.parquet")
     replay.add_argument("-o", "--output", type=Path, metavar="PAGE", help="beside the log, *.html, if not given")
+    verify = commands.add_parser(
+        "verify", help="run the experiment of a saved result again and compare; status 1: it differs"
+    )
+    verify.set_defaults(run=_verify)
+    verify.add_argument("result", type=Path, help="the folder that Result.save wrote")
+    verify.add_argument("--model", help="of a measured result, where it lies, if it is none of the catalogue")
+    notebooks = commands.add_parser("notebooks", help="copy the notebooks that come with the package")
+    copy = notebooks.add_subparsers(required=True, metavar="COMMAND").add_parser("copy", help="into a folder of yours")
+    copy.set_defaults(run=_copy_notebooks)
+    copy.add_argument("folder", type=Path, metavar="DIR", help="is made if it is not there")
+    copy.add_argument("--force", action="store_true", help="replace files of the same names")
     doctor = commands.add_parser("doctor", help="what is installed, which GPU is there, which backend would run")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -106,6 +117,22 @@ def _replay(options: argparse.Namespace) -> int:
     from contbatch.player import replay
 
     print(replay(options.log).save(options.output or options.log.with_suffix(".html")))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from contbatch.verification import verify
+
+    verification = verify(options.result, model=options.model)
+    print(verification)
+    return 0 if verification.is_same else 1
+
+
+def _copy_notebooks(options: argparse.Namespace) -> int:
+    from contbatch.notebook_files import copy_notebooks
+
+    copies = copy_notebooks(options.folder, force=options.force)
+    print(f"{len(copies)} files; begin with: jupyter lab {options.folder / 'index.ipynb'}")
     return 0
 
 

@@ -65,7 +65,7 @@ def missing_packages_named() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0].replace("_", "-")
-        for extra, packages in _packages().items():
+        for extra, packages in find_packages().items():
             if extra and name in [package.name for package in packages]:
                 how = f"pip install 'contbatch[{extra}]' (in a checkout: pip install -e {_checkout(extra)})"
                 told = f"{name} is not installed; {PURPOSE[extra]} need it: {how}; `contbatch doctor` tells what else"
@@ -73,9 +73,21 @@ def missing_packages_named() -> Iterator[None]:
         raise
 
 
+def find_packages() -> dict[str, list[Package]]:
+    """Look up the dependencies by extra, as in `PURPOSE`; imports none of them."""
+    packages: dict[str, list[Package]] = {extra: [] for extra in PURPOSE}
+    for requirement in requires("contbatch") or ():
+        name, pinned, marker = _split(requirement)
+        extra = re.search(r"""extra == ["'](\w+)["']""", marker)
+        group = extra[1] if extra else ""
+        if group in packages and ("linux" not in marker or sys.platform == "linux"):
+            packages[group].append(Package(name, pinned, _installed(name)))
+    return packages
+
+
 def diagnose() -> Diagnosis:
     """Look at the installed packages and the GPUs; imports none of the packages and starts nothing on a GPU."""
-    packages = _packages()
+    packages = find_packages()
     gpus, gpu_problem = _gpus()
     missing = [package.name for extra in ("", "cpu") for package in packages[extra] if package.installed is None]
     if missing:
@@ -104,18 +116,6 @@ def report(diagnosis: Diagnosis) -> str:
         lines.append(f"GPU: none ({diagnosis.gpu_problem})")
     lines.append(f"backend: {diagnosis.backend or 'none'} ({diagnosis.reason})")
     return "\n".join(lines)
-
-
-def _packages() -> dict[str, list[Package]]:
-    """Return what this package depends on, by extra."""
-    packages: dict[str, list[Package]] = {extra: [] for extra in PURPOSE}
-    for requirement in requires("contbatch") or ():
-        name, pinned, marker = _split(requirement)
-        extra = re.search(r"""extra == ["'](\w+)["']""", marker)
-        group = extra[1] if extra else ""
-        if group in packages and ("linux" not in marker or sys.platform == "linux"):
-            packages[group].append(Package(name, pinned, _installed(name)))
-    return packages
 
 
 def _checkout(extra: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contbatch.arriving import Arriving
 from contbatch.decision_log import DecisionLog
-from contbatch.engine_run import OnFinish, Run
+from contbatch.engine_run import OnFinish, Run, Watch
 from contbatch.errors import InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
@@ -201,6 +201,7 @@ class Engine:
         in_order: bool = False,
         progress: bool = False,
         last_arrival_s: float | None = None,
+        watch: Watch | None = None,
     ) -> Result:
         """Run requests to their end and return the tables of this run.
 
@@ -220,11 +221,13 @@ class Engine:
             Show a bar: of finished requests, or of simulated seconds if the runner's time is virtual.
         last_arrival_s : float, optional
             Where the bar of seconds ends if nobody comes later.
+        watch : callable, optional
+            Called with the engine and the requests that left after each step, such as a `Live`.
         """
         self.forget()
         run = Run(self, requests, on_finish or (lambda *_: ()), in_order)
         try:
-            run.to_the_end(progress, last_arrival_s)
+            run.to_the_end(progress, last_arrival_s, watch)
         except BaseException:
             for name, was_added in run.names.items():
                 if was_added:

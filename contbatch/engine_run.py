@@ -1,7 +1,7 @@
 """One run of an engine: a list of requests, and those that follow from them, to their end."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from contbatch.checks import require
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OnFinish = Callable[[Request, float], Iterable[Request]]
 """Takes a request that left and the time, and returns those that come because of it."""
+Watch = Callable[["Engine", Sequence[Request]], None]
+"""Told, after each step or stretch of steps, of the engine and the requests that left."""
 
 
 class Run:
@@ -32,7 +34,7 @@ class Run:
         self._at_once = () if in_order else requests
         self._began_s, self._heard_s = engine.now, 0.0
 
-    def to_the_end(self, progress: bool, last_arrival_s: float | None) -> None:
+    def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
         """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
         engine, virtual = self.engine, self.engine.runner.is_virtual
         self._submit(self._at_once)
@@ -40,7 +42,10 @@ class Run:
         with progress_bar(total, unit, progress) as bar:
             while self._listen() or engine.has_requests:
                 began = engine.now
-                ended = answered(engine.advance())
+                left = engine.advance()
+                if watch is not None:
+                    watch(engine, left)
+                ended = answered(left)
                 for request in ended:
                     self._submit(self.on_finish(request, engine.now))
                 if virtual:

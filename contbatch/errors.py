@@ -87,3 +87,11 @@ class RouterError(ContbatchError, RuntimeError):
 
 class PriceError(ContbatchError, ValueError):
     """A price, or what is to be paid for, is out of its range."""
+
+
+class ResultFileError(ContbatchError, ValueError):
+    """A saved result is missing, damaged or something else, or one can't be saved; the message names the file."""
+
+
+class NotebookError(ContbatchError, OSError):
+    """The notebooks of this package are not there, or can't be copied to where they shall go."""

@@ -11,6 +11,7 @@ from contbatch.description import describe, digest, restore
 from contbatch.errors import ExperimentError
 from contbatch.metrics import Result
 from contbatch.policies import ChunkedPrefill, Policy
+from contbatch.provenance import attach, provenance_of
 from contbatch.simulation import Simulated, simulate
 from contbatch.workload import Workload
 
@@ -33,7 +34,7 @@ class Experiment:
         A device made of numbers, or a loaded model that is measured.
     num_pages : int, optional
         All that the backend has if None.
-    page_size, max_num_seqs, max_num_batched_tokens, max_model_len, prefix_cache, num_host_pages
+    page_size, max_num_seqs, max_num_batched_tokens, max_model_len, prefix_cache, num_host_pages, layout
         See `Scheduler`; an LLM has its own `page_size`, `max_model_len` and host pages.
 
     Raises
@@ -52,6 +53,7 @@ class Experiment:
     max_model_len: int | None = None
     prefix_cache: bool = False
     num_host_pages: int = 0
+    layout: str = "paged"
 
     def __post_init__(self) -> None:
         _require(isinstance(self.workload, Workload), "workload", self.workload, "a Workload")
@@ -97,26 +99,41 @@ class Experiment:
         return experiment
 
 
-def run(experiment: Experiment, *, progress: bool = False, log: DecisionLog | None = None) -> Result:
-    """Run an experiment to its end and return its tables; `progress` shows a bar of finished requests.
+def run(
+    experiment: Experiment,
+    *,
+    progress: bool = False,
+    live: bool | None = None,
+    detail: bool = True,
+    log: DecisionLog | None = None,
+) -> Result:
+    """Run an experiment to its end and return its tables, with their provenance.
 
-    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself. A new
-    `log` is told every decision.
+    A measured run takes the LLM's pages, seats of the experiment, and its policy; it needs the LLM to itself.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    progress : bool
+        Show a bar of finished requests.
+    live : bool, optional
+        Show seats, tokens per second and pages of a measured run as it goes, at most four times a second: None if a
+        person is at the notebook (not under nbval, nbconvert or papermill, and not in a script). The environment
+        variable TQDM_DISABLE=1 hides it. A simulated run is over before one could look.
+    detail : bool
+        See `simulate`; a measured run keeps everything.
+    log : DecisionLog, optional
+        A new one, told every decision.
     """
     _require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment")
-    limits: dict[str, Any] = {
-        "num_pages": experiment.num_pages,
-        "max_num_seqs": experiment.max_num_seqs,
-        "max_num_batched_tokens": experiment.max_num_batched_tokens,
-        "prefix_cache": experiment.prefix_cache,
-        "progress": progress,
-        "log": log,
-    }
+    names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "prefix_cache", "layout")
+    limits: dict[str, Any] = {name: getattr(experiment, name) for name in names} | {"progress": progress, "log": log}
     workload, policy, backend = experiment.workload, experiment.policy, experiment.backend
     if not isinstance(backend, Simulated):
+        provenance = provenance_of(experiment)
         source = workload.source(backend.config.vocab_size)
-        result = backend.run(source.requests(), policy, on_finish=source.on_finish, **limits)
-        return replace(result, experiment=experiment)
-    limits |= {"page_size": experiment.page_size, "max_model_len": experiment.max_model_len}
+        result = backend.run(source.requests(), policy, on_finish=source.on_finish, live=live, **limits)
+        return attach(result, provenance)
+    limits |= {"page_size": experiment.page_size, "max_model_len": experiment.max_model_len, "detail": detail}
     result = simulate(workload, policy, backend, num_host_pages=experiment.num_host_pages, **limits)
     return replace(result, experiment=experiment)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from contbatch.backends import BACKENDS, PRECISION, require_limits
+from contbatch.backends import BACKENDS, PRECISION, require_limits, within
 from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
@@ -18,6 +18,7 @@ from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.policies.lockstep import Lockstep
 from contbatch.progress import progress_bar
 from contbatch.prompts import Messages, Prompt, listed, parts
+from contbatch.provenance import provenance_of_requests
 from contbatch.request import Request, RequestStatus
 from contbatch.request_list import make_requests
 from contbatch.sampling_params import SamplingParams
@@ -80,11 +81,12 @@ class LLM:
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         require_limits(backend, self.policy, self._limits)
+        precision = precision or PRECISION[backend]
         with missing_packages_named():
             source = fetch(model)
-            self._name, self._backend, self._precision = source.name, backend, precision or PRECISION[backend]
+            self._identity = {"model": source.name, "backend": backend, "precision": precision}
             self.tokenizer = load_tokenizer(source)
-            self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
+            self.runner = BACKENDS[backend](source, self._limits, precision=precision, num_threads=num_threads)
         self.config = self.runner.model.config
         self._limits |= {"max_model_len": self.config.max_position, "num_pages": self.runner.model.num_pages}
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -200,12 +202,13 @@ class LLM:
         log: DecisionLog | None = None,
         on_finish: OnFinish | None = None,
         progress: bool = False,
+        live: bool | None = None,
     ) -> Result:
         """Run requests under a policy from a clock at zero, and return the tables of the run; see `Engine.run`.
 
         The tokens are in each request's `output_token_ids`; `output` makes text of them. Limits left out are those of
         this LLM; none may exceed its pages. A prefix cache begins empty, and that of this LLM is emptied. A new `log`
-        is told every decision; `on_finish` makes the requests that follow others.
+        is told every decision; `on_finish` makes the requests that follow others. `live`: see `contbatch.run`.
 
         Raises
         ------
@@ -214,17 +217,14 @@ class LLM:
         """
         limits: dict[str, Any] = {"num_pages": num_pages, "max_num_seqs": max_num_seqs, "prefix_cache": prefix_cache}
         limits |= {"max_num_batched_tokens": max_num_batched_tokens, "num_host_pages": num_host_pages, "layout": layout}
-        chosen = {name: value for name, value in limits.items() if value is not None}
-        for name in ("num_pages", "num_host_pages"):
-            asked, have = chosen.get(name), self._limits[name]
-            if isinstance(asked, int) and asked > have:
-                raise InvalidRequestError(f"{name} must be at most the {have} pages of this LLM, got {asked}")
+        chosen = within(self._limits, limits)
         make = partial(new_engine, self.runner, policy or self.policy, {**self._limits, **chosen}, log=log)
-        return self._engine.run(make, requests, on_finish, progress=progress)
+        told = partial(provenance_of_requests, self, policy or self.policy, chosen)
+        return self._engine.run(make, requests, on_finish, told, progress=progress, live=live)
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""
-        return {"model": self._name, "precision": self._precision, **self._limits}
+        return {**self._identity, **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
@@ -240,8 +240,9 @@ class LLM:
         self.runner.close()
 
     def __repr__(self) -> str:
+        about = "{model}: {backend} {precision}".format(**self._identity)
         pages = "{num_pages} pages of {page_size} tokens, {max_num_seqs} seats".format(**self._limits)
-        return f"<LLM {self._name}: {self._backend} {self._precision}, {pages}, {self.policy!r}>"
+        return f"<LLM {about}, {pages}, {self.policy!r}>"
 
     def __enter__(self) -> "LLM":
         return self

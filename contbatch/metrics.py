@@ -18,6 +18,7 @@ from contbatch.errors import DetailError
 
 if TYPE_CHECKING:
     from contbatch.experiment import Experiment
+    from contbatch.provenance import Provenance
 
 NAN = float("nan")
 
@@ -47,6 +48,8 @@ class Result:
     """
     token_s: dict[int | str, list[float]]
     """When each output token reached the client, by request id; empty without `detail`."""
+    token_ids: dict[int | str, list[int]]
+    """The output tokens themselves, by request id; empty without `detail`."""
     num_pages: int
     page_size: int
     end_s: float = NAN
@@ -63,6 +66,9 @@ class Result:
     def __repr__(self) -> str:
         finished = f"{len(self.finished)} of {len(self.requests)} requests finished"
         return f"<Result: {finished}, {self.steps.num_steps.sum():.0f} steps, {self.duration_s:.3g} s>"
+
+    provenance: "Provenance | None" = None
+    """Where it comes from: hash of what was run, seed, versions, hardware; of `run`, `simulate` and `LLM.run`."""
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -115,7 +121,23 @@ class Result:
             "cached": cached,
             "free": self.num_pages * size - live - cached - steps.external_slots,
         }
-        return pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+        shares = pd.DataFrame(slots, dtype=float).set_axis(steps.step) / (self.num_pages * size)
+        shares.attrs |= steps.attrs
+        return shares
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tables and where they come from into a folder, for `load_result` and `contbatch verify`.
+
+        An earlier saved result of that name is replaced; a decision log has its own `save`.
+
+        Raises
+        ------
+        ResultFileError
+            The result came from no experiment, or something else stands at `path`.
+        """
+        from contbatch.result_file import save_result
+
+        save_result(self, path)
 
     def meets(
         self, *, ttft_s: float | None = None, tpot_s: float | None = None, e2e_s: float | None = None

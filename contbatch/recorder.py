@@ -51,6 +51,7 @@ class Recorder:
         self._requests = RequestRows()
         self._segments: list[tuple[object, ...]] = []
         self._token_s: dict[int | str, list[float]] = {}
+        self._token_ids: dict[int | str, list[int]] = {}
         self._live: dict[int | str, Life] = {}
         self._ends = StepEnds()  # of steps with somebody carried
         self._counts: tuple[int, ...] = ()
@@ -136,7 +137,8 @@ class Recorder:
                 self._turn(request, "held", step.step + 1, end_s)
         for child in step.forked:
             if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
-                self._live[child.request_id] = self._begin_life(self._live[child.parent.request_id].admitted_s)
+                began = self._live[child.parent.request_id].admitted_s
+                self._live[child.request_id] = Life(began, TokenTimes([] if self.detail else None))
                 sampled += self._note_tokens(child, end_s)
         counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
@@ -182,7 +184,7 @@ class Recorder:
         """Record a request that could never run."""
         self._requests.add(request, NAN, TokenTimes(None))
         if self.detail:
-            self._token_s[request.request_id] = []
+            self._token_s[request.request_id], self._token_ids[request.request_id] = [], []
 
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
@@ -196,6 +198,7 @@ class Recorder:
             self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
             if (times := live.made.each) is not None:
                 self._token_s[request.request_id] = [now] * len(times) if self.release == "batch" else times
+                self._token_ids[request.request_id] = request.output_token_ids
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
@@ -208,14 +211,12 @@ class Recorder:
             steps=steps,
             segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
             token_s=dict(self._token_s),
+            token_ids=dict(self._token_ids),
             num_pages=self.num_pages,
             page_size=self.page_size,
             end_s=self._end_s,
             detail=self.detail,
         )
-
-    def _begin_life(self, admitted_s: float) -> Life:
-        return Life(admitted_s, TokenTimes([] if self.detail else None))
 
     def _note_tokens(self, request: Request, now: float) -> int:
         """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
@@ -230,7 +231,7 @@ class Recorder:
         name = request.request_id
         live = self._live.get(name)
         if live is None:
-            live = self._live[name] = self._begin_life(now if kind else NAN)
+            live = self._live[name] = Life(now if kind else NAN, TokenTimes([] if self.detail else None))
         if live.kind == kind and live.seat == request.seat:
             return live
         if self.detail and live.kind and live.start_step < step:  # else of an interrupted step

@@ -9,14 +9,14 @@ from contbatch.life import TokenTimes
 from contbatch.request import Request
 
 NOTED = [
-    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
+    *("request_id", "sample", "client_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
     *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "max_itl_s"),
-    *("client_id", "ttft_target_s", "tpot_target_s"),
+    *("ttft_target_s", "tpot_target_s"),
 ]
 REQUEST_COLUMNS = [
-    *("request_id", "sample", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s", "prompt_tokens"),
-    *("cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
-    *("normalized_latency_s", "max_itl_s", "client_id", "ttft_target_s", "tpot_target_s"),
+    *("request_id", "sample", "client_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
+    *("prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "preemptions", "queue_s", "ttft_s", "tpot_s"),
+    *("e2e_s", "normalized_latency_s", "max_itl_s", "ttft_target_s", "tpot_target_s"),
 ]
 
 
@@ -34,6 +34,7 @@ class RequestRows:
             (
                 request.request_id,
                 request.sample_index,
+                request.client_id,
                 request.arrival_time,
                 admitted_s,
                 first,
@@ -45,7 +46,6 @@ class RequestRows:
                 request.finish_reason,
                 request.num_preemptions,
                 made.longest_gap_s,
-                request.client_id,
                 request.ttft_target_s,
                 request.tpot_target_s,
             )

@@ -167,22 +167,17 @@ def simulate(
     log : DecisionLog, optional
         A new one, told every decision.
     """
-    backend = backend or Simulated()
+    from contbatch.experiment import Experiment  # which is made of parts of this module
+    from contbatch.provenance import attach, provenance_of
+
+    policy, backend = policy or ChunkedPrefill(), backend or Simulated()
+    limits: dict[str, Any] = {"num_pages": num_pages, "page_size": page_size, "max_model_len": max_model_len}
+    limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    limits |= {"prefix_cache": prefix_cache, "num_host_pages": num_host_pages, "layout": layout}
     engine = simulated_engine(
-        policy,
-        backend,
-        num_pages=num_pages,
-        page_size=page_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        prefix_cache=prefix_cache,
-        num_host_pages=num_host_pages,
-        layout=layout,
-        skip_with=FastForward if fast_forward else None,
-        detail=detail,
-        log=log,
+        policy, backend, skip_with=FastForward if fast_forward else None, detail=detail, log=log, **limits
     )
+    provenance = provenance_of(Experiment(policy=policy, workload=workload, backend=backend, **limits))
     source = workload.source(model_shape(backend.model).vocab_size)
     result = engine.run(
         source.requests(),
@@ -191,4 +186,4 @@ def simulate(
         progress=progress,
         last_arrival_s=source.last_arrival_s,
     )
-    return replace(result, max_num_seqs=max_num_seqs)
+    return attach(replace(result, max_num_seqs=max_num_seqs), provenance)

@@ -15,6 +15,7 @@ from contbatch.description import code_version
 from contbatch.errors import ExperimentError, MissingDependencyError
 from contbatch.experiment import Experiment, run
 from contbatch.progress import progress_bar
+from contbatch.provenance import title_of_runs
 from contbatch.simulation import Simulated
 from contbatch.workload import Workload
 
@@ -65,7 +66,9 @@ def sweep(
             bar.update(uses[key])
     figures = [{name: value for name, value in rows[key].items() if name != "error"} for key in keys]
     ends = {"experiment": keys, "error": [rows[key]["error"] for key in keys]}
-    return pd.concat([pd.DataFrame(differences(points)), pd.DataFrame(figures), pd.DataFrame(ends)], axis=1)
+    table = pd.concat([pd.DataFrame(differences(points)), pd.DataFrame(figures), pd.DataFrame(ends)], axis=1)
+    table.attrs["run"] = title_of_runs(points)
+    return table
 
 
 def _rows(points: dict[str, Experiment], folder: Path | None, n_jobs: int | None) -> Iterator[tuple[str, Row]]:

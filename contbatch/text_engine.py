@@ -14,10 +14,12 @@ from contbatch.engine import Engine, Runner
 from contbatch.engine_run import OnFinish
 from contbatch.errors import RunnerError
 from contbatch.interrupts import interrupts_held_back
+from contbatch.live import watching
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.output import RequestOutput
 from contbatch.policies import Policy
+from contbatch.provenance import Provenance, attach
 from contbatch.request import Request
 from contbatch.samples import best_samples
 from contbatch.scheduler import Scheduler
@@ -184,13 +186,24 @@ class TextEngine:
                 self._lock.release()
 
     def run(
-        self, make_engine: NewEngine, requests: Iterable[Request], on_finish: OnFinish | None, *, progress: bool
+        self,
+        make_engine: NewEngine,
+        requests: Iterable[Request],
+        on_finish: OnFinish | None,
+        told: Callable[[list[Request]], Provenance],
+        *,
+        progress: bool,
+        live: bool | None,
     ) -> Result:
-        """Run requests on an engine of their own; `RunnerError` while anything else is going on."""
+        """Run requests on an engine of their own; `RunnerError` while anything else is going on.
+
+        `told` says where the result comes from, if the requests are all there is.
+        """
         requests = list(requests)  # a generator may do anything, such as calling back
-        with self.replaced(make_engine, "run") as engine:
-            result = engine.run(requests, on_finish=on_finish, progress=progress)
-            return replace(result, max_num_seqs=engine.scheduler.max_num_seqs)
+        with self.replaced(make_engine, "run") as engine, watching(live, repr(engine.scheduler.policy)) as watch:
+            result = engine.run(requests, on_finish=on_finish, progress=progress, watch=watch)
+        result = replace(result, max_num_seqs=engine.scheduler.max_num_seqs)
+        return result if on_finish else attach(result, told(requests))
 
     @contextmanager
     def replaced(self, make_engine: NewEngine, caller: str) -> Iterator[Engine]:

@@ -23,6 +23,9 @@
 # - **static batching**: eight start together and leave together;
 # - **continuous batching**: after *every* token, whoever is finished leaves and whoever waits takes the seat.
 
+# %% tags=["parameters"]
+seats = 8
+
 # %%
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -62,26 +65,26 @@ print(len(questions), "questions,", sum(wanted.values()), "answer tokens")
 # %%
 policies = {
     "one at a time": cb.OneAtATime(),
-    "static batching": cb.StaticBatching(batch_size=8),
+    "static batching": cb.StaticBatching(batch_size=seats),
     "continuous batching": cb.ContinuousBatching(),
 }
 requests, results = {}, {}
 for name, policy in policies.items():
     requests[name] = llm.requests(questions, sampling)
-    results[name] = llm.run(requests[name], policy, max_num_seqs=8, log=cb.DecisionLog())
+    results[name] = llm.run(requests[name], policy, max_num_seqs=seats, log=cb.DecisionLog())
 
 # %% [markdown]
 # What happened, in steps and seats. A step is one pass through the model for everybody who sits, so these numbers do not
 # depend on the machine. A *wasted* seat-step is a seat held by somebody who is already finished.
 
 # %%
-def seats(result):
+def seat_steps(result):
     steps = result.steps
     wasted = steps.held_seats.sum()
     return {"steps": len(steps), "seat-steps": steps.seats.sum(), "wasted": wasted, "share": f"{wasted / steps.seats.sum():.1%}"}
 
 
-pd.DataFrame({name: seats(result) for name, result in results.items()}).T
+pd.DataFrame({name: seat_steps(result) for name, result in results.items()}).T
 
 # %% [markdown]
 # ## See it
@@ -162,7 +165,7 @@ class ShortestAnswerFirst(cb.Policy):
             yield r, r.num_uncomputed_tokens
 
 
-shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=8)
+shortest = llm.run(llm.requests(questions, sampling), ShortestAnswerFirst(), max_num_seqs=seats)
 order = shortest.requests.request_id
 print(len(shortest.steps), "steps; the first to leave:", *order.head(8))
 

@@ -171,7 +171,7 @@ layouts = {
     "paged": run(cb.ContinuousBatching(), num_pages=64, page_size=16),
 }
 
-# %%
+# %% tags=["picture"]
 shares = pd.DataFrame({name: 100 * result.waste().mean() for name, result in layouts.items()}).T
 cb.plots.waste(layouts, title="where 1,024 slots go, on average over the steps")
 print(shares.round(1).to_string())

@@ -31,11 +31,15 @@ import contbatch as cb
 # It holds all that decides a run: who asks for what and when, the policy, the device, the limits. Two equal ones are the same
 # experiment, in any session: they have the same hash, and a text that brings them back.
 
+# %% tags=["parameters"]
+gpu, model = "A100-40GB", "opt-13b"
+num_requests, seed = 200, 0
+
 # %%
 exp = cb.Experiment(
     policy=cb.ContinuousBatching(),
-    workload=cb.Poisson(rate=4, num_requests=200, seed=0),
-    backend=cb.Simulated(gpu="A100-40GB", model="opt-13b"),
+    workload=cb.Poisson(rate=4, num_requests=num_requests, seed=seed),
+    backend=cb.Simulated(gpu=gpu, model=model),
     max_num_seqs=64,
 )
 print(cb.Experiment.from_json(exp.to_json()) == exp, len(exp.hash))
@@ -61,7 +65,7 @@ print(table[["policy", "rate", "output_tokens_per_s", "normalized_latency_s_mean
 # %%
 axis = cb.plots.curves(
     table, "rate", "normalized_latency_s_mean", by="policy", log="xy",
-    xlabel="rate [requests/s]", ylabel="mean latency per token [s]", title="OPT-13B on one A100, simulated; 200 requests a point",
+    xlabel="rate [requests/s]", ylabel="mean latency per token [s]", title=f"{model} on one {gpu}, simulated; {num_requests} requests a point",
 )
 
 # %% [markdown]
@@ -85,7 +89,7 @@ grid = cb.sweep(
     (busy.replace(max_num_seqs=seats, num_pages=pages) for seats in (8, 16, 32, 64) for pages in (128, 256, 512, 1024)),
     progress=False,
 )
-cb.plots.heat_map(grid, "max_num_seqs", "num_pages", "ttft_s_mean", number=".1f", label="mean time to first token [s]")
+axis = cb.plots.heat_map(grid, "max_num_seqs", "num_pages", "ttft_s_mean", number=".1f", label="mean time to first token [s]")
 print(grid.pivot(index="num_pages", columns="max_num_seqs", values="ttft_s_mean").round(1).to_string())
 
 # %% [markdown]

@@ -50,6 +50,11 @@ print(dict(Counter(f"{node.domain or 'onnx'}::{node.op_type}" for node in graph.
 node = next(node for node in graph.node if node.domain)
 print({a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
 
+# %%
+axis = pd.Series(Counter(node.op_type for node in graph.node)).sort_values().plot.barh(
+    color="#0072B2", figsize=(7, 3), xlabel="nodes", title="a model of two layers, as TensorRT gets it"
+)
+
 # %% [markdown]
 # At its end stand the 64 largest logits of each row and the sum of all: greedy and top-k sampling need no more, so the GPU keeps
 # the rest.

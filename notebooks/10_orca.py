@@ -6,13 +6,12 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # Orca: scheduling at every iteration
@@ -30,8 +29,12 @@ import pandas as pd
 
 import contbatch as cb
 
+# %% tags=["parameters"]
+card, seed = "A100-40GB", 1
+offered = 400  # requests in a run
+
 # %%
-gpu = cb.Simulated(gpu="A100-40GB", model="gpt-3-175b", tensor_parallel=16)
+gpu = cb.Simulated(gpu=card, model="gpt-3-175b", tensor_parallel=16)
 servers = {
     "static, 1 at a time": (cb.StaticBatching(1), 1),
     "static, batches of 8": (cb.StaticBatching(8, pad=True), 8),
@@ -41,9 +44,9 @@ print(f"memory for {gpu.kv_capacity:,} tokens: {gpu.kv_capacity // 640} requests
 
 
 # %%
-def run(name, rate, device=gpu, num_requests=400, **workload):
+def run(name, rate, device=gpu, num_requests=offered, **workload):
     policy, seats = servers[name]
-    load = cb.Poisson(rate=rate, num_requests=num_requests, seed=1, **workload)
+    load = cb.Poisson(rate=rate, num_requests=num_requests, seed=seed, **workload)
     return cb.simulate(load, policy, device, max_num_seqs=seats, max_num_batched_tokens=16384)
 
 
@@ -70,7 +73,7 @@ print(curve[["server", *columns]].round(columns).to_string(index=False))
 
 # %%
 axes = {"xlabel": "throughput [requests/s]", "ylabel": "median normalised latency [ms/token]", "log": "xy"}
-ax = cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, limit_label="190 ms: the paper's point", title="GPT-3 175B on 16 A100, simulated", **axes)
+ax = cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, limit_label="190 ms: the paper's point", title=f"GPT-3 175B on 16 {card}, simulated", **axes)
 
 # %% [markdown]
 # As in the paper, the static curves turn up early: whoever arrives while a batch runs waits for its longest answer. Where more requests are
@@ -124,7 +127,7 @@ print("\nOrca over batches of 8:", (homogeneous.iloc[1] / homogeneous.iloc[0]).r
 
 # %%
 def gain(device):
-    one, many = (run(name, 1000, device, num_requests=n) for name, n in (("static, 1 at a time", 50), ("Orca, 32 seats", 400)))
+    one, many = (run(name, 1000, device, num_requests=n) for name, n in (("static, 1 at a time", 50), ("Orca, 32 seats", offered)))
     step_ms = [1e3 * result.steps.elapsed_s.mean() for result in (one, many)]
     seats = many.summary().mean_seqs
     return {"step of one [ms]": step_ms[0], "of many [ms]": step_ms[1], "mean batch": seats, "gain": seats * step_ms[0] / step_ms[1]}

@@ -6,13 +6,12 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # vLLM: memory in pages
@@ -34,8 +33,11 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import Geometric
 
+# %% tags=["parameters"]
+card, num_requests, seed = "A100-40GB", 200, 0
+
 # %%
-gpu = cb.Simulated(gpu="A100-40GB", model="opt-13b")
+gpu = cb.Simulated(gpu=card, model="opt-13b")
 layouts = {
     "Orca (max)": (cb.Orca("max", max_model_len=2048), "contiguous"),
     "Orca (power of two)": (cb.Orca("power_of_two", max_model_len=2048), "contiguous"),
@@ -48,7 +50,7 @@ layouts = {
 def run(name, rate, device=gpu):
     policy, layout = layouts[name]
     prompt, output, client = Geometric(161.3, 1024), Geometric(338.0, 1024), cb.Client(max_tokens=1024)
-    load = cb.Poisson(rate=rate, num_requests=200, prompt=prompt, output=output, client=client)
+    load = cb.Poisson(rate=rate, num_requests=num_requests, prompt=prompt, output=output, client=client, seed=seed)
     limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2560, "page_size": 16 if layout == "paged" else 1}
     return cb.simulate(load, policy, device, layout=layout, **limits)
 

@@ -6,13 +6,12 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # Sarathi-Serve: no stalls
@@ -32,15 +31,18 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import LogNormal
 
+# %% tags=["parameters"]
+card, num_requests, seed = "A100-80GB", 200, 1
+
 # %%
-mistral = cb.Simulated(gpu="A100-80GB", model="mistral-7b")
-yi = cb.Simulated(gpu="A100-80GB", model="yi-34b", tensor_parallel=2)
+mistral = cb.Simulated(gpu=card, model="mistral-7b")
+yi = cb.Simulated(gpu=card, model="yi-34b", tensor_parallel=2)
 PROMPT = LogNormal(1730, sigma=0.930, high=6144)  # ln(5696 / 1730) / 1.2816
 OUTPUT = LogNormal(415, sigma=0.545, high=2048)  # ln(834 / 415) / 1.2816
 
 
 def run(policy, budget, rate, device=mistral):
-    load = cb.Poisson(rate=rate, num_requests=200, prompt=PROMPT, output=OUTPUT, seed=1)
+    load = cb.Poisson(rate=rate, num_requests=num_requests, prompt=PROMPT, output=OUTPUT, seed=seed)
     return cb.simulate(load, policy, device, max_num_seqs=128, max_num_batched_tokens=budget, max_model_len=8192)
 
 

@@ -6,13 +6,12 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # Anyscale: the more answers differ, the more there is to gain
@@ -31,18 +30,21 @@ import pandas as pd
 import contbatch as cb
 from contbatch.lengths import CappedExponential
 
+# %% tags=["parameters"]
+card, num_requests, seed = "A100-40GB", 200, 0
+
 # %%
-gpu = cb.Simulated(gpu="A100-40GB", model="opt-13b")
+gpu = cb.Simulated(gpu=card, model="opt-13b")
 caps = (32, 128, 512, 1536)
 
 
 def run(policy, cap):
     client, output = cb.Client(max_tokens=cap), CappedExponential(128, cap)
-    load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=200, prompt=512, output=output, client=client)
+    load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=num_requests, prompt=512, output=output, client=client, seed=seed)
     return cb.simulate(load, policy, gpu, max_num_seqs=256)
 
 
-lengths = pd.DataFrame({cap: CappedExponential(128, cap).draw(200, 0, "output") for cap in caps})
+lengths = pd.DataFrame({cap: CappedExponential(128, cap).draw(num_requests, seed, "output") for cap in caps})
 print(lengths.describe().loc[["mean", "std", "max"]].round(0).to_string())
 
 # %% [markdown]

@@ -6,13 +6,12 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
-
-# %% [markdown]
 
 # %% [markdown]
 # # The textbook example, and its limits
@@ -32,8 +31,11 @@ import contbatch as cb
 from contbatch.hardware import HARDWARE
 from contbatch.model_shape import MODELS
 
+# %% tags=["parameters"]
+card, num_requests, seed = "A100-80GB", 160, 0
+
 # %%
-gpu = cb.Simulated(gpu="A100-80GB", model="llama-2-7b")
+gpu = cb.Simulated(gpu=card, model="llama-2-7b")
 answers = [3, 200, 60, 25, 90, 40, 120, 75]
 later = [50, 110, 20, 80, 150, 30, 65, 45]
 names = "abcdefghABCDEFGH"
@@ -106,7 +108,7 @@ print(table.rename(columns={"tpot_s": "time per token [ms]", "max_itl_s": "longe
 
 # %%
 def throughput(policy, clients):
-    load = cb.ClosedLoop(num_clients=clients, num_requests=160, prompt=100, output=cb.lengths.Uniform(1, 200), seed=0)
+    load = cb.ClosedLoop(num_clients=clients, num_requests=num_requests, prompt=100, output=cb.lengths.Uniform(1, 200), seed=seed)
     return cb.simulate(load, policy, gpu, max_num_seqs=16)
 
 

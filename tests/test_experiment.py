@@ -59,6 +59,7 @@ def test_every_field_is_in_the_hash():
     changes = {
         "workload": WORKLOADS[1], "policy": cb.FairShare(), "backend": BACKENDS[1], "num_pages": 9, "page_size": 8,
         "max_num_seqs": 3, "max_num_batched_tokens": 7, "max_model_len": 99, "prefix_cache": True, "num_host_pages": 1,
+        "layout": "contiguous",
     }  # fmt: skip
     assert changes.keys() == {f.name for f in fields(cb.Experiment)}
     exp = cb.Experiment(workload=WORKLOADS[0])

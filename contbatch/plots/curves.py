@@ -7,14 +7,12 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from contbatch.checks import require
-from contbatch.plots.columns import require_columns
+from contbatch.plots.colours import COLOURS, MARKERS
+from contbatch.plots.columns import require_columns, title_of
+from contbatch.plots.legend import name_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-"""Okabe and Ito's, repeated if there are more lines; markers differ too, so that print shows them apart."""
-MARKERS = "osD^vP"
 
 
 def curves(
@@ -53,6 +51,7 @@ def curves(
     log : str
         The axes that are logarithmic: "", "x", "y" or "xy".
     title : str
+        What was run; if empty, what the table knows of it.
     ax : Axes, optional
         Drawn into; a new figure if None.
 
@@ -74,12 +73,11 @@ def curves(
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
-    ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title)
+    ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title_of(title, [table]))
     if limit is not None:
         ax.axhline(limit, color="#666666", linestyle="--", linewidth=1)
         beside = ax.get_yaxis_transform()
         ax.text(0.005, limit, limit_label, transform=beside, ha="left", va="bottom", size=8, color="#444444")
-    for text in ax.legend(fontsize=8, frameon=False).get_texts():
-        text.set_parse_math(False)
+    name_lines(ax)
     ax.grid(alpha=0.3)
     return ax

@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
+from contbatch.plots.columns import table_of, title_of
 from contbatch.plots.legend import legend_below
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ LABELS = {"prefill": "prompt", "decode": "answer, token by token", "held": "fini
 
 
 def gantt(
-    result: Result,
+    result: Result | pd.DataFrame,
     *,
     by: Literal["step", "second"] = "second",
     title: str = "",
@@ -49,22 +51,28 @@ def gantt(
 
     Parameters
     ----------
-    result : Result
+    result : Result or DataFrame
+        A table is that of `Result.segments`.
     by : {"step", "second"}
         Unit of the horizontal axis: step numbers, or seconds of the engine's clock.
     title : str
-        What was run.
+        What was run; if empty, what the run knows of it.
     legend : bool
         Explain the colours.
     ax : Axes, optional
         Drawn into; a new figure if None.
+
+    Raises
+    ------
+    InvalidRequestError
+        A table without one of the columns.
     """
     if by not in ("step", "second"):
         raise InvalidRequestError(f"by must be 'step' or 'second', got {by!r}")
-    segments = result.segments
+    start, end = ("start_step", "end_step") if by == "step" else ("start_s", "end_s")
+    segments = table_of(result, "segments", "request_id", "seat", "kind", "preempted", start, end)
     seats = int(segments.seat.max()) + 1 if len(segments) else 1
     ax = plt.subplots(figsize=(10, 1.2 + 0.3 * seats), layout="constrained")[1] if ax is None else ax
-    start, end = ("start_step", "end_step") if by == "step" else ("start_s", "end_s")
     segments = segments.assign(left=segments[start], width=segments[end] - segments[start])
     for kind, rows in segments.groupby("kind"):
         ax.barh(rows.seat, rows.width, left=rows.left, height=0.8, linewidth=0.5, **STYLES[str(kind)])
@@ -73,7 +81,7 @@ def gantt(
         ax.text(middle, seat, str(name), **NAME)
     stops = segments[segments.preempted.astype(bool)]
     ax.plot(stops[end], stops.seat, zorder=3, **MARK)
-    ax.set(ylabel="seat", title=title, yticks=range(seats))
+    ax.set(ylabel="seat", title=title_of(title, [segments]), yticks=range(seats))
     ax.set_xlabel("step" if by == "step" else "time [s]", loc="left")
     ax.margins(x=0)
     ax.set_ylim(seats - 0.5, -0.5)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from contbatch.checks import require
-from contbatch.plots.columns import require_columns
+from contbatch.plots.columns import require_columns, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,7 @@ def heat_map(
     label : str
         Of the colours, with the unit; the column's name if empty.
     title : str
+        What was run; if empty, what the table knows of it.
     ax : Axes, optional
         Drawn into; a new figure if None.
 
@@ -56,7 +57,7 @@ def heat_map(
     ax.figure.colorbar(image, ax=ax, label=label or value)
     ax.set_xticks(range(field.shape[1]), [f"{name}" for name in field.columns])
     ax.set_yticks(range(field.shape[0]), [f"{name}" for name in field.index])
-    ax.set(xlabel=x, ylabel=y, title=title)
+    ax.set(xlabel=x, ylabel=y, title=title_of(title, [table]))
     _write(ax, values, number)
     return ax
 
