@@ -68,7 +68,9 @@ class _Attention(ov.Op):  # type: ignore[misc]
         return True
 
 
-def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str, Any]) -> ov.InferRequest:
+def _compile(
+    path: str, config: ModelConfig, pages: CPUPages, options: dict[str, Any], observed: Sequence[str]
+) -> ov.InferRequest:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
     layers, shared = iter(range(config.num_layers)), proxy(pages)
 
@@ -90,6 +92,8 @@ def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str,
     for parameter in graph.get_parameters():
         if not parameter.output(0).names & set(KEPT_INPUTS):
             graph.remove_parameter(parameter)
+    if observed:
+        graph.add_outputs(list(observed))
     if options["INFERENCE_PRECISION_HINT"] == "bf16":
         # Widened now: OpenVINO's kernels for packed weights are slower in bf16 from about 8 tokens on.
         folding = Manager()
@@ -124,6 +128,8 @@ class CPUModel:
         Threads to use; all cores if None.
     num_host_pages : int
         Pages for requests that are swapped out; here in main memory too.
+    observed : sequence of str
+        Values of the graph that `observe` is to return.
 
     Raises
     ------
@@ -144,6 +150,7 @@ class CPUModel:
         precision: str = "f32",
         num_threads: int | None = None,
         num_host_pages: int = 0,
+        observed: Sequence[str] = (),
     ) -> None:
         if precision not in PAGE_DTYPES:
             raise InvalidRequestError(
@@ -162,10 +169,10 @@ class CPUModel:
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else activations become int8 wherever weights are packed
         if num_threads is not None:
             options["INFERENCE_NUM_THREADS"] = num_threads
-        self._lock = Lock()
+        self._lock, self._observed = Lock(), observed
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
-                self._request = _compile(str(Path(path)), self.config, self._pages, options)
+                self._request = _compile(str(Path(path)), self.config, self._pages, options, observed)
             self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
@@ -175,6 +182,12 @@ class CPUModel:
         """Run one step: see `PagedModel.forward`; the next call, of whatever thread, overwrites the logits."""
         with self._lock:
             return self._forward(inputs)
+
+    def observe(self, inputs: Mapping[str, np.ndarray]) -> dict[str, NDArray[np.float32]]:
+        """Run one step like `forward`; return copies of the values to be observed, a row for each token or logit."""
+        with self._lock:
+            self._forward(inputs)
+            return {name: self._request.get_tensor(name).data.copy() for name in self._observed}
 
     def _forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         pages, config = self._pages, self.config
@@ -202,7 +215,7 @@ class CPUModel:
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
                 cause = KeyboardInterrupt()
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
-        logits: NDArray[np.float32] = self._request.get_output_tensor().data
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
