@@ -1,7 +1,7 @@
 """Elements of pages inside Numba kernels: float32, uint16 holding the upper half of a float32 (bfloat16), or int8.
 
 `load` and `store` choose by the type of the page element, so one kernel source serves all pages. An int8 row has a
-scale, see int8.py, whose arithmetic `store_row` follows bit for bit. The compiler drops branches on `itemsize`.
+scale, see int8.py, whose arithmetic `store_row` follows bit for bit.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 # ruff: noqa: ARG001, ARG005 - an overload repeats the whole signature, whatever it uses
@@ -25,6 +25,16 @@ def load(element):
 def store(value, like):
     """float32 → page element of the type of `like`, rounded to nearest even, NaN kept; only inside jitted code."""
     raise NotImplementedError(f"store({value!r}, {like!r}) outside jitted code")
+
+
+def scaled(cache):
+    """Whether elements have scales, known when a kernel is compiled; only inside jitted code."""
+    raise NotImplementedError(f"scaled({cache!r}) outside jitted code")
+
+
+@overload(scaled)
+def _scaled(cache):
+    return (lambda cache: True) if cache.dtype == types.int8 else (lambda cache: False)
 
 
 @overload(load)
@@ -54,7 +64,7 @@ def _store(value, like):
 def store_row(cache, scales, row, x, start):
     """cache[row] = x[start : start + head_size], float32, and scales[row] if its elements need one."""
     head_size = cache.shape[1]
-    if cache.itemsize > 1:
+    if not scaled(cache):
         for d in range(head_size):
             cache[row, d] = store(x[start + d], cache[row, d])
         return

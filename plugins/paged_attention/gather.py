@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.elements import load
+from contbatch.plugins.paged_attention.elements import load, scaled
 from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, prefetch, transpose
 
 # Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
@@ -42,7 +42,7 @@ def gather_keys(keys, cache, scales, rows, count):
     """keys[d, j] = cache[rows[j], d], times its scale if it has one, for j < count, and some more."""
     head_size, step = cache.shape[1], 16 // cache.itemsize
     factors = np.ones(TILE, np.float32)
-    if cache.itemsize == 1:
+    if scaled(cache):
         for j in range(TILE):
             factors[j] = scales[rows[j]]
     for j in range(0, count, LANES):
@@ -60,7 +60,7 @@ def gather_values(values, cache, scales, rows, count):
     whole = head_size // TILE
     for j in range(count):
         row = rows[j]
-        factor = scales[row] if cache.itemsize == 1 else np.float32(1)
+        factor = scales[row] if scaled(cache) else np.float32(1)
         for c in range(whole):
             for d in range(TILE):
                 values[c, j, d] = load(cache[row, c * TILE + d]) * factor
@@ -77,6 +77,6 @@ def announce(key_rows, value_rows, key_scales, value_scales, rows, count):
         for d in range(0, key_rows.shape[1], line):
             prefetch(key_rows, row, d)
             prefetch(value_rows, row, d)
-        if key_rows.itemsize == 1:
+        if scaled(key_rows):
             prefetch(key_scales, row, 0)
             prefetch(value_scales, row, 0)
