@@ -9,7 +9,9 @@ from contbatch.errors import InvalidRequestError
 from contbatch.runners.model_runner import ModelRunner
 
 
-def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _cpu(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.cpu import CPUModel
 
     model = CPUModel(
@@ -17,23 +19,28 @@ def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads
         limits["num_pages"],
         limits["page_size"],
         precision=precision,
+        kv_dtype=kv_dtype,
         num_threads=num_threads,
         num_host_pages=limits["num_host_pages"],
     )
     return ModelRunner(model)
 
 
-def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _reference(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.reference import ReferenceModel
 
-    if (precision, num_threads) != ("f32", None):
-        options = f"precision {precision!r} and num_threads {num_threads}"
-        raise InvalidRequestError(f"backend 'reference' has precision 'f32' and no num_threads, got {options}")
+    if (precision, kv_dtype, num_threads) != ("f32", None, None):
+        options = f"precision {precision!r}, kv_dtype {kv_dtype!r} and num_threads {num_threads}"
+        raise InvalidRequestError(f"backend 'reference' has precision 'f32', no kv_dtype or num_threads, got {options}")
     sizes = limits["num_pages"], limits["page_size"], limits["num_host_pages"]
     return ModelRunner(ReferenceModel(build(source) / "model.onnx", *sizes))
 
 
-def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _tensorrt(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.device import Device
     from contbatch.runners.tensorrt import TensorRTModel
     from contbatch.tensorrt_build import build_engine
@@ -41,9 +48,11 @@ def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_th
     from contbatch.tensorrt_limits import EngineLimits
 
     dtypes = {"f16": "float16", "bf16": "bfloat16"}
-    if precision not in dtypes or num_threads is not None:
-        options = f"precision {precision!r} and num_threads {num_threads}"
-        raise InvalidRequestError(f"backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads, got {options}")
+    if precision not in dtypes or (kv_dtype, num_threads) != (None, None):
+        options = f"precision {precision!r}, kv_dtype {kv_dtype!r} and num_threads {num_threads}"
+        raise InvalidRequestError(
+            f"backend 'tensorrt' has precision 'f16' or 'bf16', no kv_dtype or num_threads, got {options}"
+        )
     import_tensorrt()
     Device().close()  # what is missing is told before the model is exported
     names = "max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size"

@@ -40,6 +40,8 @@ class LLM:
     precision : {"f32", "f16", "bf16"}, optional
         Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default) or bf16, "reference" f32,
         "tensorrt" f16 (its default) or bf16.
+    kv_dtype : {"f32", "bf16", "int8"}, optional
+        Another type for the pages. Only "cpu" takes one.
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
@@ -62,6 +64,7 @@ class LLM:
         *,
         backend: str = "cpu",
         precision: str | None = None,
+        kv_dtype: str | None = None,
         policy: Policy | None = None,
         num_pages: int = 1024,
         page_size: int = 16,
@@ -81,8 +84,10 @@ class LLM:
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self._name, self._precision = source.name, precision or PRECISION[backend]
+        self._kv_dtype = kv_dtype or self._precision
         self.tokenizer = load_tokenizer(source)
-        self.runner = BACKENDS[backend](source, self._limits, precision=self._precision, num_threads=num_threads)
+        options: dict[str, Any] = {"precision": self._precision, "kv_dtype": kv_dtype, "num_threads": num_threads}
+        self.runner = BACKENDS[backend](source, self._limits, **options)
         self.config = self.runner.model.config
         self._limits["max_model_len"] = self.config.max_position
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -222,7 +227,7 @@ class LLM:
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""
-        return {"model": self._name, "precision": self._precision, **self._limits}
+        return {"model": self._name, "precision": self._precision, "kv_dtype": self._kv_dtype, **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""

@@ -23,10 +23,11 @@ from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.plugins.paged_attention.cpu import plan_step
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.step import PageMove
 
+PRECISIONS = ("f32", "bf16")
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
 _KIND = type("PagedAttention", (), {})()
@@ -60,8 +61,7 @@ class _Attention(ov.Op):  # type: ignore[misc]
         try:
             qkv = inputs[0].data
             outputs[0].shape = [len(qkv), self._width]
-            keys, values = pages.key_caches[self._layer], pages.value_caches[self._layer]
-            paged_attention(pages.plan, qkv, keys, values, outputs[0].data)
+            pages.attend(self._layer, qkv, outputs[0].data)
         except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
             pages.error = error
             return False
@@ -123,7 +123,9 @@ class CPUModel:
         Pages per layer, and tokens in each. Memory is touched, and so taken, as pages are used:
         2 * num_layers * num_pages * page_size * kv_num_heads * head_size elements in all.
     precision : {"f32", "bf16"}
-        Arithmetic of the linear layers and type of the pages; attention itself is computed in float32.
+        Arithmetic of the linear layers; attention itself is computed in float32.
+    kv_dtype : {"f32", "bf16", "int8"}, optional
+        Type of the pages' elements, as `precision` if None. int8 comes with a float32 scale for each token and head.
     num_threads : int, optional
         Threads to use; all cores if None.
     num_host_pages : int
@@ -148,14 +150,15 @@ class CPUModel:
         page_size: int = 16,
         *,
         precision: str = "f32",
+        kv_dtype: str | None = None,
         num_threads: int | None = None,
         num_host_pages: int = 0,
         observed: Sequence[str] = (),
     ) -> None:
-        if precision not in PAGE_DTYPES:
-            raise InvalidRequestError(
-                f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
-            )
+        kv_dtype = precision if kv_dtype is None else kv_dtype
+        for name, value, known in (("precision", precision, PRECISIONS), ("kv_dtype", kv_dtype, PAGE_DTYPES)):
+            if value not in known:
+                raise InvalidRequestError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
         require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config = read_config(path)
@@ -164,7 +167,7 @@ class CPUModel:
         self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
         self.num_threads = num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
-        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, precision)
+        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else activations become int8 wherever weights are packed
         if num_threads is not None:

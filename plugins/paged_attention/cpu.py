@@ -15,13 +15,15 @@ from contbatch.plugins.paged_attention.contract import (
     require_array,
     require_attributes,
     require_pages,
+    require_scales,
     rotary_tables,
     validate,
 )
 from contbatch.plugins.paged_attention.intrinsics import TILE
 from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, write_pages
 
-FLOAT32, BFLOAT16_BITS = np.dtype(np.float32), np.dtype(np.uint16)
+FLOAT32, BFLOAT16_BITS, INT8 = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.int8)
+_NO_SCALES = np.empty((0, 0, 0), np.float32)
 ROWS_PER_TASK = 128
 """Query rows (tokens × heads of a group) that share a tile of keys: enough to hide the cost of gathering it."""
 LOOKS = 1000
@@ -118,7 +120,13 @@ def plan_step(
 
 
 def paged_attention(
-    plan: StepPlan, qkv: np.ndarray, key_cache: np.ndarray, value_cache: np.ndarray, output: np.ndarray
+    plan: StepPlan,
+    qkv: np.ndarray,
+    key_cache: np.ndarray,
+    value_cache: np.ndarray,
+    output: np.ndarray,
+    key_scales: np.ndarray | None = None,
+    value_scales: np.ndarray | None = None,
 ) -> None:
     """One layer: store this step's K/V in its pages, then fill `output`; safe to call from several threads at once.
 
@@ -128,9 +136,11 @@ def paged_attention(
     qkv : float32 array
         (num_rows, (num_heads + 2·kv_num_heads)·head_size).
     key_cache, value_cache : array
-        `plan.pages_shape`, updated in place: float32, or uint16 holding bfloat16.
+        `plan.pages_shape`, updated in place: float32, uint16 holding bfloat16, or int8.
     output : float32 array
         (num_rows, num_heads·head_size), overwritten; rows of padding become zero.
+    key_scales, value_scales : float32 array
+        (num_pages, page_size, kv_num_heads), with int8 caches only and updated as they are, see `int8.quantize`.
 
     Raises
     ------
@@ -140,9 +150,12 @@ def paged_attention(
     _, _, kv_num_heads, head_size = plan.pages_shape
     require_array("qkv", qkv, (plan.num_rows, (plan.num_heads + 2 * kv_num_heads) * head_size), FLOAT32)
     require_array("output", output, (plan.num_rows, plan.num_heads * head_size), FLOAT32)
-    require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS)
+    require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS, INT8)
     require_array("value_cache", value_cache, plan.pages_shape, key_cache.dtype)
-    for name, array in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache), ("output", output)):
+    scales = require_scales(key_cache, key_scales, value_scales)
+    key_scales, value_scales = scales or (_NO_SCALES, _NO_SCALES)
+    arrays = {"qkv": qkv, "key_cache": key_cache, "value_cache": value_cache, "output": output}
+    for name, array in (arrays | {"key_scales": key_scales, "value_scales": value_scales}).items():
         if not array.flags.carray:
             raise RunnerError(f"PagedAttention: {name} must be C-contiguous and writable, got strides {array.strides}")
     output[plan.slots.size :] = 0
@@ -151,14 +164,14 @@ def paged_attention(
     progress, num_tasks = np.zeros(3, np.int64), len(plan.tasks)
     jobs = _jobs(os.getpid())
     work: tuple[Any, ...] = (
-        progress, plan.tasks, qkv, key_cache, value_cache, plan.block_table, plan.cos, plan.sin, output,
-        plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved,
+        progress, plan.tasks, qkv, key_cache, value_cache, key_scales, value_scales, plan.block_table, plan.cos,
+        plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved,
     )  # fmt: skip
     try:
         for _ in range(plan.num_helpers):  # they wake up while pages are written
             jobs.put(work)
         heads = plan.num_heads, plan.interleaved
-        write_pages(progress, qkv, key_cache, value_cache, plan.slots, plan.cos, plan.sin, *heads)
+        write_pages(progress, *work[2:7], plan.slots, plan.cos, plan.sin, *heads)
         attend(*work)
     finally:  # after an interrupt too, helpers must be done with the arrays
         claimed = close(progress, num_tasks)

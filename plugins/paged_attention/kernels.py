@@ -9,7 +9,7 @@ of a token depends on nothing but its own sequence, bit for bit.
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.bfloat16 import store
+from contbatch.plugins.paged_attention.elements import store_row
 from contbatch.plugins.paged_attention.gather import (
     EXACT,
     announce,
@@ -75,20 +75,19 @@ def _rotate(x, token, column, cos, sin, interleaved, factor, out, row, head_size
 
 
 @njit(nogil=True, cache=True, **EXACT)
-def write_pages(progress, qkv, key_cache, value_cache, slots, cos, sin, num_heads, interleaved):
+def write_pages(
+    progress, qkv, key_cache, value_cache, key_scales, value_scales, slots, cos, sin, num_heads, interleaved
+):
     """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool."""
-    page_size, kv_num_heads, head_size = key_cache.shape[1:]
-    like = key_cache[0, 0, 0, 0]
+    kv_num_heads, head_size = key_cache.shape[2:]
+    key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
     key = np.empty((1, head_size), np.float32)
     for t in range(len(slots)):
-        page, slot = slots[t] // page_size, slots[t] % page_size
         for h in range(kv_num_heads):
-            column = (num_heads + h) * head_size
+            row, column = slots[t] * kv_num_heads + h, (num_heads + h) * head_size
             _rotate(qkv, t, column, cos, sin, interleaved, ONE, key, 0, head_size)
-            column += kv_num_heads * head_size
-            for d in range(head_size):
-                key_cache[page, slot, h, d] = store(key[0, d], like)
-                value_cache[page, slot, h, d] = store(qkv[t, column + d], like)
+            store_row(key_rows, key_scales.reshape(-1), row, key[0], 0)
+            store_row(value_rows, value_scales.reshape(-1), row, qkv[t], column + kv_num_heads * head_size)
     atomic_add(progress, WRITTEN, 1)
 
 
@@ -160,8 +159,8 @@ def _attend_tile(num_rows, group, position, window, base, softcap, scratch):
 
 @njit(nogil=True, cache=True, **EXACT)
 def attend(
-    progress, tasks, qkv, key_cache, value_cache, block_table, cos, sin, output, num_heads, scale, softcap, window,
-    interleaved,
+    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
+    scale, softcap, window, interleaved,
 ):  # fmt: skip
     """Work through the tasks not yet claimed: (sequence, kv head, first token, tokens, position of the first token).
 
@@ -176,6 +175,7 @@ def attend(
     score, rows = np.empty((ROWS_AT_ONCE, TILE), np.float32), np.empty(TILE, np.int64)
     scratch = query, keys, values, score, total, top, mix, rows
     key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
+    key_factors, value_factors = key_scales.reshape(-1, 1), value_scales.reshape(-1, 1)
     factor = scale / softcap if softcap > ZERO else scale * LOG2_E
 
     while not atomic_add(progress, WRITTEN, 0):
@@ -198,16 +198,16 @@ def attend(
         first, end = max(0, position - window + 1), position + tasks[task, 3]
         for base in range(first - first % TILE, end, TILE):
             count = min(TILE, end - base)
-            gather_keys(keys, key_rows, rows, count)
-            gather_values(values, value_rows, rows, count)
+            gather_keys(keys, key_rows, key_factors[:, 0], rows, count)
+            gather_values(values, value_rows, value_factors[:, 0], rows, count)
             if base + TILE < end:
                 locate(
                     rows, base + TILE, base + TILE, min(base + 2 * TILE, end), pages, page_size, kv_num_heads, kv_head
                 )
-                announce(key_rows, value_rows, rows, min(TILE, end - base - TILE))
+                announce(key_rows, value_rows, key_factors, value_factors, rows, min(TILE, end - base - TILE))
             elif following < len(tasks):
                 tokens = locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
-                announce(key_rows, value_rows, rows, tokens)
+                announce(key_rows, value_rows, key_factors, value_factors, rows, tokens)
             _attend_tile(num_rows, group, position, window, base, softcap, scratch)
         for row in range(num_rows):
             _divide(mix, row, total[row], output, token + row // group, column + row % group * head_size, head_size)
