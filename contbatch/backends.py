@@ -15,7 +15,7 @@ def _cpu(
     from contbatch.runners.cpu import CPUModel
 
     model = CPUModel(
-        build(source) / "model.onnx",
+        build(source, quantization="w8a8" if precision == "w8a8" else None) / "model.onnx",
         limits["num_pages"],
         limits["page_size"],
         precision=precision,

@@ -36,9 +36,11 @@ class LinearLayers:
         self._rounded: dict[str, ir.Value] = {}
 
     def op(self, op_type: str, name: str, *inputs: ir.Value, output: ir.Value | None = None, **attrs: int) -> ir.Value:
+        """Record an operator with one output, which bears its name unless it is given."""
         return self.tape.op(op_type, inputs, attrs, name=name, output=output or ir.Value(name=name))
 
     def constant(self, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+        """Make an initializer."""
         return self.tape.initializer(ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name))
 
     def weight(self, name: str, *keys: str, dtype: ir.DataType | None = None) -> ir.Value:
@@ -87,7 +89,7 @@ class LinearLayers:
     def linear(
         self, name: str, x: ir.Value, *keys: str, bias: ir.Value | None = None, output: ir.Value | None = None
     ) -> ir.Value:
-        """x · weightsᵀ + bias, the weights of these keys one below the other."""
+        """Make x · weightsᵀ + bias, the weights of these keys one below the other."""
         weight = f"{name}.weight"
         if x.name in self.steps:
             x, matrix = self.rounded(x), self.coded(weight, *keys)

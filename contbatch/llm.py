@@ -37,9 +37,9 @@ class LLM:
     backend : {"cpu", "reference", "tensorrt"}
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
         "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
-    precision : {"f32", "f16", "bf16"}, optional
-        Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default) or bf16, "reference" f32,
-        "tensorrt" f16 (its default) or bf16.
+    precision : {"f32", "f16", "bf16", "w8a8"}, optional
+        Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default), bf16, or w8a8 (weights
+        and inputs in 8 bits, pages in bf16), "reference" f32, "tensorrt" f16 (its default) or bf16.
     kv_dtype : {"f32", "bf16", "int8"}, optional
         Another type for the pages. Only "cpu" takes one.
     policy : Policy
@@ -84,7 +84,7 @@ class LLM:
         Scheduler(self.policy, **self._limits)  # refuses bad limits before anything is loaded
         source = fetch(model)
         self._name, self._precision = source.name, precision or PRECISION[backend]
-        self._kv_dtype = kv_dtype or self._precision
+        self._kv_dtype = kv_dtype or ("bf16" if self._precision == "w8a8" else self._precision)
         self.tokenizer = load_tokenizer(source)
         options: dict[str, Any] = {"precision": self._precision, "kv_dtype": kv_dtype, "num_threads": num_threads}
         self.runner = BACKENDS[backend](source, self._limits, **options)

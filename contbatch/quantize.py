@@ -86,7 +86,7 @@ def fit(inputs: Floats, weights: Floats, group: int = 1, head_size: int = 1) -> 
     InvalidRequestError
         Nothing was observed, or values that aren't finite.
     """
-    require(inputs.size and np.isfinite(inputs).all(), "observed values", inputs.shape, "finite, of a token at least")
+    require(bool(inputs.size and np.isfinite(inputs).all()), "observed values", inputs.shape, "finite, of a token at least")
     largest = np.abs(inputs).max(axis=0) + np.float32(1e-6), np.abs(weights).max(axis=0) + np.float32(1e-6)
     sample = inputs[:: -(-len(inputs) // SAMPLE)]
     wanted = sample @ weights.T
@@ -99,7 +99,7 @@ def fit(inputs: Floats, weights: Floats, group: int = 1, head_size: int = 1) -> 
         step = float((largest[0] / factor).max()) / LARGEST
         found = Fit(factor, step, _error(sample / factor, weights * factor, step, wanted))
         best = found if best is None or found.error < best.error else best
-    assert best is not None
+    assert best is not None  # there are strengths
     return best
 
 
