@@ -30,7 +30,7 @@ CASES = {  # name: (past, new) of each sequence
 KINDS: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
 
 
-@njit(nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+@njit(nogil=True, fastmath={"reassoc"})
 def total(words: np.ndarray) -> np.uint64:
     """Sum up all words: one read of them."""
     result = np.uint64(0)
@@ -85,7 +85,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of the kernel (default 2)")
     threads = parser.parse_args().threads
     parts, a = np.array_split(np.ones(25_000_000, np.uint64), threads), np.ones((1024, 1024), np.float32)
-    print(f"{threads} threads; numpy multiplies at {2 * 1024**3 / best(lambda: a @ a) / 1e9:.0f} GFLOP/s (own threads)\n")
+    print(
+        f"{threads} threads; numpy multiplies at {2 * 1024**3 / best(lambda: a @ a) / 1e9:.0f} GFLOP/s (own threads)\n"
+    )
     print("| one layer | pages | µs | GB/s of K/V | a plain read | share | GFLOP/s |\n|---|---|---|---|---|---|---|")
     with ThreadPoolExecutor(threads) as pool:
         for name, lengths in CASES.items():

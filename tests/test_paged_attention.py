@@ -10,7 +10,8 @@ from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
 from contbatch.plugins.paged_attention import cpu, reference
-from contbatch.plugins.paged_attention.kernels import attend, exp2
+from contbatch.plugins.paged_attention.kernels import attend
+from contbatch.plugins.paged_attention.tile import exp2
 
 PAGES = [np.float32, BF16, np.int8]
 
@@ -94,10 +95,10 @@ def test_257_sequences():  # CASES 26
     check(problem, problem.reference())
 
 
-@pytest.mark.parametrize("window", [-1, 50])
+@pytest.mark.parametrize("window", [-1, 50, 700])
 @pytest.mark.parametrize("pages", PAGES)
 def test_bits_depend_on_the_sequence_alone(pages, window):
-    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1)]
+    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1), (1600, 1), (1000, 50)]
     attributes = {"local_window_size": window}
     shape = {"heads": 6, "kv_heads": 2, "pages": pages, "rotary_dim": 32, "attributes": attributes}
     batch = Problem(lengths, **shape)

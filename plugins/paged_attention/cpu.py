@@ -19,17 +19,16 @@ from contbatch.plugins.paged_attention.contract import (
     rotary_tables,
     validate,
 )
-from contbatch.plugins.paged_attention.intrinsics import TILE
-from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, write_pages
+from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, combine, write_pages
+from contbatch.plugins.paged_attention.tasks import make_tasks
+from contbatch.plugins.paged_attention.tile import TILE
 
 FLOAT32, BFLOAT16_BITS, INT8 = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.int8)
 _NO_SCALES = np.empty((0, 0, 0), np.float32)
-ROWS_PER_TASK = 128
-"""Query rows (tokens × heads of a group) that share a tile of keys: enough to hide the cost of gathering it."""
 LOOKS = 1000
 """How often to look whether the others are done before letting other threads of the machine run."""
 COST_PER_THREAD = 300
-"""Cost, see `_make_tasks`, below which waking another thread takes longer than it saves (tens of microseconds)."""
+"""Cost, see `make_tasks`, below which waking another thread takes longer than it saves (tens of microseconds)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,11 @@ class StepPlan:
     """(num_tokens, rotary_dim / 2) float32: the rows of the rotary tables for each token."""
     interleaved: bool
     tasks: np.ndarray
-    """(num_tasks, 5) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token."""
+    """(num_tasks, 8) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token,
+    first key and end of keys, where in `parts` of the kernels the sums of its rows go (-1: they are its own)."""
+    splits: np.ndarray
+    """(num_splits, 5) int64, blocks of tokens whose keys several tasks share: kv head, first token, rows (tokens ×
+    heads of a group), the first of its parts, spans."""
     scale: np.float32
     softcap: np.float32
     window: int
@@ -101,7 +104,8 @@ def plan_step(
     sequence = np.repeat(np.arange(past.size), np.diff(start))
     position = np.arange(sequence.size) - (start[:-1] - past)[sequence]
     window = local_window_size if local_window_size > 0 else np.iinfo(np.int32).max
-    tasks, cost = _make_tasks(start, past, num_heads // kv_num_heads, kv_num_heads, window)
+    num_threads = num_threads or len(_CPUS)
+    tasks, splits, cost = make_tasks(start, past, num_heads // kv_num_heads, kv_num_heads, window, num_threads)
     return StepPlan(
         num_heads=num_heads,
         pages_shape=pages_shape,
@@ -112,10 +116,11 @@ def plan_step(
         sin=sin[position],
         interleaved=bool(rotary_interleaved),
         tasks=tasks,
+        splits=splits,
         scale=np.float32(scale or head_size**-0.5),
         softcap=np.float32(softcap),
         window=window,
-        num_helpers=min(num_threads or len(_CPUS), len(tasks), cost // COST_PER_THREAD + 1) - 1,
+        num_helpers=min(num_threads, len(tasks), cost // COST_PER_THREAD + 1) - 1,
     )
 
 
@@ -162,10 +167,13 @@ def paged_attention(
     if not plan.slots.size:
         return
     progress, num_tasks = np.zeros(3, np.int64), len(plan.tasks)
-    jobs = _jobs(os.getpid())
+    jobs, group = _jobs(os.getpid()), plan.num_heads // kv_num_heads
+    num_parts = int((plan.splits[:, 2] * plan.splits[:, 4]).sum())
+    sizes: tuple[tuple[int, ...], ...] = (num_parts,), (num_parts,), (num_parts, -(-head_size // TILE) * TILE)
+    parts = tuple(np.empty(size, np.float32) for size in sizes)
     work: tuple[Any, ...] = (
         progress, plan.tasks, qkv, key_cache, value_cache, key_scales, value_scales, plan.block_table, plan.cos,
-        plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved,
+        plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, parts,
     )  # fmt: skip
     try:
         for _ in range(plan.num_helpers):  # they wake up while pages are written
@@ -177,6 +185,7 @@ def paged_attention(
         claimed = close(progress, num_tasks)
         while not all_finished(progress, claimed, LOOKS):
             time.sleep(0)
+    combine(plan.splits, parts, output, group, head_size)
 
 
 _CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -200,23 +209,3 @@ def _help(jobs: SimpleQueue[tuple[Any, ...]]) -> None:
         os.sched_setaffinity(0, _CPUS)
     while True:
         attend(*jobs.get())
-
-
-def _make_tasks(
-    start: np.ndarray, past: np.ndarray, group: int, kv_num_heads: int, window: int
-) -> tuple[np.ndarray, int]:
-    """Return `StepPlan.tasks` and the cost of all: tiles of keys × (query rows + 4, for gathering the tile)."""
-    most_tokens = max(1, ROWS_PER_TASK // group)
-    new = np.diff(start)
-    num_blocks = -(-new // most_tokens)
-    sequence = np.repeat(np.arange(new.size), num_blocks)
-    offset = (np.arange(sequence.size) - (np.cumsum(num_blocks) - num_blocks)[sequence]) * most_tokens
-    num_tokens = np.minimum(most_tokens, new[sequence] - offset)
-    position = past[sequence] + offset
-    num_tiles = (np.minimum(position, window - 1) + num_tokens) // TILE + 1
-    cost = np.repeat(num_tiles * (num_tokens * group + 4), kv_num_heads)
-    columns = [sequence, start[sequence] + offset, num_tokens, position]
-    blocks = [np.repeat(column, kv_num_heads) for column in columns]
-    blocks.insert(1, np.tile(np.arange(kv_num_heads), sequence.size))
-    order = np.argsort(-cost, kind="stable")
-    return np.stack(blocks, axis=1)[order], int(cost.sum())

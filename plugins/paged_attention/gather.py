@@ -29,9 +29,9 @@ def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
 
 
 @njit(**EXACT)
-def locate_first(rows, task, block_table, window, page_size, kv_num_heads):
+def locate_first(rows, task, block_table, page_size, kv_num_heads):
     """Do as `locate` for the first tile of a task; return how many rows it needs."""
-    first, end = max(0, task[4] - window + 1), task[4] + task[3]
+    first, end = task[5], task[6]
     start = first - first % TILE
     locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
     return min(TILE, end - start)
