@@ -18,37 +18,46 @@ if TYPE_CHECKING:
     from contbatch.tensorrt_build import BuildOptions
 
 
-def _cpu(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _cpu(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.cpu import CPUModel
 
     model = CPUModel(
-        build(source) / "model.onnx",
+        build(source, quantization="w8a8" if precision == "w8a8" else None) / "model.onnx",
         limits["num_pages"],
         limits["page_size"],
         precision=precision,
+        kv_dtype=kv_dtype,
         num_threads=num_threads,
         num_host_pages=limits["num_host_pages"],
     )
     return ModelRunner(model)
 
 
-def _reference(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _reference(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.reference import ReferenceModel
 
-    if (precision, num_threads) != ("f32", None):
-        options = f"precision {precision!r} and num_threads {num_threads}"
-        raise InvalidRequestError(f"backend 'reference' has precision 'f32' and no num_threads, got {options}")
+    if (precision, kv_dtype, num_threads) != ("f32", None, None):
+        options = f"precision {precision!r}, kv_dtype {kv_dtype!r} and num_threads {num_threads}"
+        raise InvalidRequestError(f"backend 'reference' has precision 'f32', no kv_dtype or num_threads, got {options}")
     sizes = limits["num_pages"], limits["page_size"], limits["num_host_pages"]
     return ModelRunner(ReferenceModel(build(source) / "model.onnx", *sizes))
 
 
-def _tensorrt(source: Path, limits: Mapping[str, Any], *, precision: str, num_threads: int | None) -> ModelRunner:
+def _tensorrt(
+    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+) -> ModelRunner:
     from contbatch.runners.tensorrt import TensorRTModel
     from contbatch.runners.top_runner import TopRunner
 
-    if precision not in _DTYPES or num_threads is not None:
-        options = f"precision {precision!r} and num_threads {num_threads}"
-        raise InvalidRequestError(f"backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads, got {options}")
+    if precision not in _DTYPES or (kv_dtype, num_threads) != (None, None):
+        options = f"precision {precision!r}, kv_dtype {kv_dtype!r} and num_threads {num_threads}"
+        raise InvalidRequestError(
+            f"backend 'tensorrt' has precision 'f16' or 'bf16', no kv_dtype or num_threads, got {options}"
+        )
     folder = engine_of(source, limits, precision)
     return TopRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
 

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from contbatch.cached_folder import TEMPORARY, code_hash, made_anew, problem_with, sha256_of, write_manifest
-from contbatch.errors import ModelFileError
+from contbatch.checks import require
+from contbatch.errors import ModelFileError, UnsupportedModelError
 from contbatch.export import export_onnx, onnx_dtype, read_config, read_metadata, versions
 
 logger = logging.getLogger("contbatch")
@@ -24,8 +25,10 @@ _EXPORTER = (
     "gguf_model",
     "graph",
     "huggingface",
+    "linear_layers",
     "model",
     "packed_weight",
+    "quantize",
     "text_file",
     "weights",
 )
@@ -33,7 +36,10 @@ _HASHES = "sha256.json"
 
 
 def build(
-    source: str | os.PathLike[str], dtype: str = "float32", cache_dir: str | os.PathLike[str] | None = None
+    source: str | os.PathLike[str],
+    dtype: str = "float32",
+    cache_dir: str | os.PathLike[str] | None = None,
+    quantization: str | None = None,
 ) -> Path:
     """Return the folder of the exported model, made now unless the cache has it.
 
@@ -48,20 +54,24 @@ def build(
     dtype : {"float32", "bfloat16", "float16"}
     cache_dir : path, optional
         In place of `contbatch.catalog.cache_dir()`.
+    quantization : {"w8a8"}, optional
+        Linear layers in 8 bits, see `contbatch.quantize`. The float32 export is made first and reads a text (on the
+        CPU, half a minute).
 
     Returns
     -------
     Path
-        `<cache>/<name>-<dtype>-<hash of the source>/` with model.onnx, model.onnx.data and manifest.json.
+        `<cache>/<name>-<dtype>[-w8a8]-<hash of the source>/` with model.onnx, model.onnx.data and manifest.json.
 
     Raises
     ------
     ModelFileError
         The source is missing or malformed.
     UnsupportedModelError
-        An unknown dtype, or a model that can't be exported.
+        An unknown dtype or quantization, or a model that can't be exported.
     """
     onnx_dtype(dtype)
+    require(quantization in (None, "w8a8"), "quantization", quantization, "None or 'w8a8'", UnsupportedModelError)
     source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
     if cache_dir is None:
         from contbatch import catalog
@@ -71,25 +81,37 @@ def build(
     cache.mkdir(parents=True, exist_ok=True)
     source_sha256 = _source_sha256(source, cache)
     hashed = {"name": source.name, "sha256": source_sha256}
-    identity = {"source": hashed, "dtype": dtype, "versions": versions(), "exporter": _exporter_hash()}
-    folder = cache / f"{source.name.removesuffix('.gguf')}-{dtype}-{source_sha256[:12]}"
+    identity = {"source": hashed, "dtype": dtype, "versions": versions(), "exporter": _exporter_hash(quantization)}
+    kind = f"{dtype}-{quantization}" if quantization else dtype
+    folder = cache / f"{source.name.removesuffix('.gguf')}-{kind}-{source_sha256[:12]}"
     if not folder.exists():
         logger.info("exporting %s to %s", source.name, folder)
     elif problem := problem_with(folder, identity):
         logger.warning("exporting %s again: %s %s", source.name, folder, problem)
     else:
         return folder
+    floats = build(source, "float32", cache) / MODEL if quantization else None
     with made_anew(folder, identity) as new:
-        _export(source, dtype, new, identity)
+        _export(source, dtype, new, identity, floats)
     return folder
 
 
-def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any]) -> None:
+def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any], floats: Path | None) -> None:
     from contbatch.model import load_model
 
-    path = export_onnx(load_model(source), folder / MODEL, dtype)
+    model, more = load_model(source), dict[str, Any]()
+    if floats is None:
+        path = export_onnx(model, folder / MODEL, dtype)
+    else:
+        from contbatch.calibrate import calibrate, paragraphs
+        from contbatch.quantize import Quantized
+        from contbatch.tokenizer import load_tokenizer
+
+        found = Quantized.of(model, calibrate(floats, paragraphs("calibration", load_tokenizer(source))))
+        path = export_onnx(found.model, folder / MODEL, dtype, steps=found.steps)
+        more = {"errors": found.errors, "kept": sorted(found.errors.keys() - found.steps)}
     config, weights_sha256 = asdict(read_config(path)), read_metadata(path)["weights_sha256"]
-    write_manifest(folder, identity, (MODEL,), (DATA,), config=config, weights_sha256=weights_sha256)
+    write_manifest(folder, identity, (MODEL,), (DATA,), config=config, weights_sha256=weights_sha256, **more)
 
 
 def _source_sha256(source: Path, cache: Path) -> str:
@@ -123,5 +145,7 @@ def _read_hashes(path: Path) -> dict[str, list[Any]]:
         return {}
 
 
-def _exporter_hash() -> str:
-    return code_hash(*(Path(__file__).with_name(f"{module}.py") for module in _EXPORTER))
+def _exporter_hash(quantization: str | None) -> str:
+    files = [f"{module}.py" for module in _EXPORTER]
+    files += ["calibrate.py", "texts/calibration.txt"] if quantization else []
+    return code_hash(*(Path(__file__).parent / file for file in files))

@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
     export.add_argument("model", help="smollm2-135m, a GGUF file, a Hugging Face directory or hub id")
     export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="float32; with --ptx float16")
+    export.add_argument("--w8a8", action="store_true", help="linear layers in 8 bits, calibrated on the CPU")
     export.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="in place of engines/ or the user's cache")
     about = "compute capabilities without their dot, such as 90; none named: all there are. Needs Triton, no GPU"
     export.add_argument("--ptx", nargs="*", type=int, metavar="SM", help=about)
@@ -104,7 +105,7 @@ def _export(options: argparse.Namespace) -> int:
     from contbatch.catalog import fetch
 
     dtype = options.dtype or ("float32" if options.ptx is None else "float16")
-    folder = build(fetch(options.model), dtype, options.cache_dir)
+    folder = build(fetch(options.model), dtype, options.cache_dir, "w8a8" if options.w8a8 else None)
     print(folder)
     if options.ptx is not None:
         from contbatch.gpu_kernels import SMS, export_ptx

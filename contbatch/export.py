@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,11 @@ _DTYPES = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "floa
 
 
 def export_onnx(
-    model: Model, path: str | os.PathLike[str], dtype: str = "float32", max_position: int | None = None
+    model: Model,
+    path: str | os.PathLike[str],
+    dtype: str = "float32",
+    max_position: int | None = None,
+    steps: Mapping[str, float] | None = None,
 ) -> Path:
     """Write `path` and, beside it, its weights as `path` + ".data"; see `contbatch.graph.decoder` for the graph.
 
@@ -37,11 +42,13 @@ def export_onnx(
         Type of weights, activations and caches.
     max_position : int, optional
         Positions that the rotary tables hold, 1 ≤ max_position ≤ model.config.max_position, which is the default.
+    steps : mapping of str to float, optional
+        Of a quantised model (W8A8): where its linear layers take their input in 8 bits, `quantize.Quantized.steps`.
 
     Returns
     -------
     Path
-        The .onnx file. Its metadata_props hold config (JSON), dtype, source, weights_sha256 and versions.
+        The .onnx file. Its metadata_props hold config (JSON), dtype, quantization, source, weights_sha256 and versions.
 
     Raises
     ------
@@ -52,11 +59,12 @@ def export_onnx(
     if max_position is not None and not 1 <= max_position <= limit:
         raise UnsupportedModelError(f"max_position must be in [1, {limit}], got {max_position}")
     config = replace(model.config, max_position=max_position or limit)
-    graph = decoder(replace(model, config=config), onnx_type)
+    graph = decoder(replace(model, config=config), onnx_type, steps or {})
     graph.producer_name, graph.producer_version = "contbatch", version("contbatch")
     graph.metadata_props.update(
         config=json.dumps(asdict(config)),
         dtype=dtype,
+        quantization="w8a8" if steps else "none",
         source=model.source,
         weights_sha256=weights_sha256(model),
         versions=json.dumps(versions()),

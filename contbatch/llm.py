@@ -34,18 +34,19 @@ class LLM:
     ----------
     model : str or path
         A name of the catalogue ("smollm2-135m"), a GGUF file, or a Hugging Face directory. The first use downloads
-        and exports it; later ones find the export in the cache (`contbatch.catalog.cache_dir`).
+        and exports it into the cache (`contbatch.catalog.cache_dir`).
     backend : {"cpu", "reference", "tensorrt"}
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
         "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
-    precision : {"f32", "f16", "bf16"}, optional
-        Arithmetic of the linear layers, and the type of the pages: "cpu" f32 (its default) or bf16, "reference" f32,
-        "tensorrt" f16 (its default) or bf16.
+    precision : {"f32", "f16", "bf16", "w8a8"}, optional
+        Of the linear layers and the pages: "cpu" f32 (its default), bf16, or w8a8 (8 bits, but pages in bf16),
+        "reference" f32, "tensorrt" f16 (its default) or bf16.
+    kv_dtype : {"f32", "bf16", "int8"}, optional
+        Another type for the pages. Only "cpu" takes one.
     policy : Policy
         Of `generate`, `chat` and `stream`; `ChunkedPrefill()` if None.
     num_pages, page_size : int
-        The page pool; num_pages * page_size tokens of keys and values in all. On "tensorrt", num_pages may be the
-        fraction, in (0, 1), of the memory that the model leaves free on the GPU.
+        The page pool; on "tensorrt", num_pages may be a fraction, in (0, 1), of the memory that the model leaves free.
     max_num_seqs, max_num_batched_tokens : int
         Seats, and the token budget of a step.
     prefix_cache : bool
@@ -55,7 +56,7 @@ class LLM:
     layout : {"paged", "contiguous"}
         Whether a request's pages lie anywhere or side by side, see `Scheduler`.
     num_threads : int, optional
-        CPU threads; all cores if None. Only "cpu" takes a number.
+        All cores if None. Only "cpu" takes a number.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LLM:
         *,
         backend: str = "cpu",
         precision: str | None = None,
+        kv_dtype: str | None = None,
         policy: Policy | None = None,
         num_pages: int | float = 1024,
         page_size: int = 16,
@@ -82,11 +84,12 @@ class LLM:
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
         require_limits(backend, self.policy, self._limits)
         precision = precision or PRECISION[backend]
+        options: dict[str, Any] = {"precision": precision, "kv_dtype": kv_dtype, "num_threads": num_threads}
         with missing_packages_named():
             source = fetch(model)
-            self._identity = {"model": source.name, "backend": backend, "precision": precision}
+            self._identity = {"model": source.name, "backend": backend, **options}
             self.tokenizer = load_tokenizer(source)
-            self.runner = BACKENDS[backend](source, self._limits, precision=precision, num_threads=num_threads)
+            self.runner = BACKENDS[backend](source, self._limits, **options)
         self.config = self.runner.model.config
         self._limits |= {"max_model_len": self.config.max_position, "num_pages": self.runner.model.num_pages}
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -147,9 +150,9 @@ class LLM:
         Messages are {"role": "user", "content": "Hello"} and so on.
         """
         conversations = [given if isinstance(given, str) else parts(given) for given in listed(messages)]
-        for conversation in conversations:
-            if isinstance(conversation, str) or not all(isinstance(message, Mapping) for message in conversation):
-                raise InvalidRequestError(f"a conversation is a list of role and content, got {conversation!r}")
+        for told in conversations:
+            if isinstance(told, str) or not all(isinstance(message, Mapping) for message in told):
+                raise InvalidRequestError(f"a conversation is a list of role and content, got {told!r}")
         return self.generate(conversations, sampling, progress=progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> TextStream:
@@ -159,8 +162,8 @@ class LLM:
         forgetting the stream aborts it. Other calls may run meanwhile: they share its batches.
         """
         [request] = self.requests([prompt], sampling)
-        if request.sampling.num_samples > 1:
-            raise InvalidRequestError(f"a stream gives one answer, got n = {request.sampling.num_samples}")
+        if (n := request.sampling.num_samples) > 1:
+            raise InvalidRequestError(f"a stream gives one answer, got n = {n}")
         return TextStream(self._engine, request)
 
     def beam_search(self, prompts: Prompt | Iterable[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
@@ -240,9 +243,8 @@ class LLM:
         self.runner.close()
 
     def __repr__(self) -> str:
-        about = "{model}: {backend} {precision}".format(**self._identity)
-        pages = "{num_pages} pages of {page_size} tokens, {max_num_seqs} seats".format(**self._limits)
-        return f"<LLM {about}, {pages}, {self.policy!r}>"
+        told = "{model}: {backend} {precision}, {num_pages} pages of {page_size} tokens, {max_num_seqs} seats"
+        return f"<LLM {told.format(**self._identity, **self._limits)}, {self.policy!r}>"
 
     def __enter__(self) -> "LLM":
         return self

@@ -127,8 +127,7 @@ class Recorder:
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
         end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
-        sampled = step.decoders.num_requests
-        if sampled:
+        if sampled := step.decoders.num_requests:
             self._end_carried(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:

@@ -26,4 +26,4 @@ def run(problem, tactic=SMALL, packed=True, num_splits=1):
     qkv, columns = problem.qkv.astype(problem.pages), problem.heads * problem.head_size
     split = [columns, columns + problem.kv_heads * problem.head_size]
     inputs = [qkv, None, None] if packed else [np.ascontiguousarray(x) for x in np.split(qkv, split, axis=1)]
-    return launch(variant, [*inputs, problem.key_cache, problem.value_cache, *steps[:3], *tables])
+    return launch(variant, [*inputs, *problem.caches, *steps[:3], *tables])

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from contbatch.plugins.paged_attention import cpu, reference
+from contbatch.plugins.paged_attention.int8 import quantize
 
 BF16 = ml_dtypes.bfloat16
 STEP = {np.float32: 2.0**-22, np.float16: 2.0**-10, BF16: 2.0**-7}
@@ -37,11 +38,18 @@ class Problem:
         free = iter(rng.permutation(num_pages))
         self.table = np.full((len(new), max(used.max(), 1) + 1), -1, np.int32)
         shape = (num_pages, self.page_size, self.kv_heads, self.head_size)
-        self.key_cache, self.value_cache = np.full(shape, np.nan, self.pages), np.full(shape, np.nan, self.pages)
+        unread = 1 if self.pages is np.int8 else np.nan  # there, the scales are NaN
+        self.caches = [np.full(shape, unread, self.pages) for _ in range(2)]
+        self.scales = [np.full(shape[:3], np.nan, np.float32) for _ in range(2 * (self.pages is np.int8))]
         for s, past in enumerate(self.past):
             self.table[s, : used[s]] = [next(free) for _ in range(used[s])]
-            for cache in (self.key_cache, self.value_cache):
-                cache[self.at(s, np.arange(past))] = rng.standard_normal((past, self.kv_heads, self.head_size))
+            at = self.at(s, np.arange(past))
+            for i, cache in enumerate(self.caches):
+                x = rng.standard_normal((past, self.kv_heads, self.head_size))
+                if self.scales:
+                    cache[at], self.scales[i][at] = quantize(x)
+                else:
+                    cache[at] = x
         rows, heads = int(new.sum()) + self.padding, self.heads + 2 * self.kv_heads
         self.qkv = rng.standard_normal((rows, heads * self.head_size)).astype(np.float32)
         angle = rng.uniform(0, 6, (int((self.past + new).max()) + 1, self.rotary_dim // 2))
@@ -55,24 +63,25 @@ class Problem:
         return self.cumulative, self.past, self.table, *rotary
 
     def reference(self, dtype=np.float32):
-        arguments = self.qkv.astype(dtype), None, None, self.key_cache, self.value_cache, *self.steps()
+        arguments = self.qkv.astype(dtype), None, None, *self.caches, *self.steps()
         heads = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, "do_rotary": int(self.rotary_dim > 0)}
-        return reference.paged_attention(*arguments, **heads, **self.attributes)
+        scales = dict(zip(("key_scales", "value_scales"), self.scales, strict=False))
+        return reference.paged_attention(*arguments, **heads, **scales, **self.attributes)
 
     def cpu(self, **options):
         raw = (lambda a: a.view(np.uint16)) if self.pages is BF16 else (lambda a: a)
-        key_cache, value_cache = self.key_cache.copy(), self.value_cache.copy()
+        caches, scales = ([array.copy() for array in arrays] for arrays in (self.caches, self.scales))
         output = np.full((len(self.qkv), self.heads * self.head_size), np.nan, np.float32)
-        shape = {"num_rows": len(self.qkv), "pages_shape": key_cache.shape, "num_heads": self.heads}
+        shape = {"num_rows": len(self.qkv), "pages_shape": caches[0].shape, "num_heads": self.heads}
         plan = cpu.plan_step(*self.steps(), **shape, **self.attributes, **options)
-        cpu.paged_attention(plan, self.qkv, raw(key_cache), raw(value_cache), output)
-        return output, key_cache, value_cache
+        cpu.paged_attention(plan, self.qkv, *map(raw, caches), output, *scales)
+        return output, *caches, *scales
 
 
 @st.composite
 def problems(
     draw,
-    pages=(np.float32, BF16),
+    pages=(np.float32, BF16, np.int8),
     head_sizes=(8, 10, 32, 64, 80, 96, 128, 256),
     page_sizes=(1, 3, 16, 32, 256),
     past=150,
@@ -131,9 +140,12 @@ def check(problem, result, dtype=np.float32, rounded=False):
 
     With `rounded`, queries after rotation and weights before they meet the values may be rounded to `dtype` as well.
     """
-    output, key_cache, value_cache = result
+    output, caches, scales = result[0], result[1:3], result[3:]
     assert output.dtype == dtype
-    untouched = np.ones(key_cache.shape[:2], bool)
+    held = [cache.astype(np.float64) for cache in caches]
+    if scales:
+        held = [codes * scale[..., None] for codes, scale in zip(held, scales, strict=True)]
+    untouched = np.ones(caches[0].shape[:2], bool)
     qkv = problem.qkv.astype(dtype).astype(np.float64)
     qkv = qkv.reshape(len(qkv), problem.heads + 2 * problem.kv_heads, problem.head_size)
     q, k, v = np.split(qkv, [problem.heads, problem.heads + problem.kv_heads], axis=1)
@@ -142,11 +154,10 @@ def check(problem, result, dtype=np.float32, rounded=False):
         position = past + np.arange(new.stop - new.start)
         at = problem.at(s, position)
         untouched[at] = False
-        np.testing.assert_array_equal(value_cache[at], v[new].astype(problem.pages))
-        expected, eps = rotated(problem, k[new], position), STEP[problem.pages]
-        np.testing.assert_allclose(key_cache[at].astype(np.float64), expected, rtol=eps, atol=2.0**-22)
+        for x, exact, cache in ((rotated(problem, k[new], position), False, held[0]), (v[new], True, held[1])):
+            close_to(problem, cache[at], x, exact)
         everything = problem.at(s, np.arange(past + len(position)))
-        k_all, v_all = (cache[everything].astype(np.float64) for cache in (key_cache, value_cache))
+        k_all, v_all = (cache[everything] for cache in held)
         q_s, atol = rotated(problem, q[new], position), 1e-5
         if rounded:
             q_s = q_s.astype(dtype).astype(np.float64)
@@ -155,8 +166,19 @@ def check(problem, result, dtype=np.float32, rounded=False):
         got = output[new].astype(np.float64).reshape(expected.shape)
         np.testing.assert_allclose(got, expected, rtol=STEP[dtype], atol=atol)
     assert not output[problem.cumulative[-1] :].any()
-    for after, before in ((key_cache, problem.key_cache), (value_cache, problem.value_cache)):
+    for after, before in zip(result[1:], problem.caches + problem.scales, strict=True):
         assert after[untouched].tobytes() == before[untouched].tobytes()
+
+
+def close_to(problem, held, x, exact):
+    """What pages hold is `x` but for the rounding of their dtype; `x` itself is `exact` in float32, or nearly so."""
+    if problem.pages is np.int8:
+        step = np.abs(x).max(axis=-1, keepdims=True, initial=0) / 127
+        assert (np.abs(held - x) <= (0.5 + 1e-4) * step + 2.0**-22).all()
+    elif exact:
+        np.testing.assert_array_equal(held, x.astype(problem.pages).astype(np.float64))
+    else:
+        np.testing.assert_allclose(held, x, rtol=STEP[problem.pages], atol=2.0**-22)
 
 
 def same_bits(a, b):

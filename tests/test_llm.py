@@ -237,6 +237,7 @@ def test_closed_is_closed():
     [
         ({"backend": "tpu"}, "'tpu'"),
         ({"precision": "f8"}, "'f8'"),
+        ({"kv_dtype": "int4"}, "kv_dtype must be one of 'f32', 'bf16', 'int8', got 'int4'"),
         ({"num_pages": 0}, "num_pages"),
         ({"page_size": 0}, "page_size"),
         ({"max_num_seqs": 0}, "max_num_seqs"),

@@ -16,9 +16,10 @@ def folder(tmp_path_factory):
         yield write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16"])
+@pytest.fixture(scope="module", params=[("f32", None), ("bf16", None), ("f32", "int8")])
 def llm(folder, request):
-    with cb.LLM(folder, num_pages=40, page_size=4, num_host_pages=40, precision=request.param) as llm:
+    precision, kv_dtype = request.param
+    with cb.LLM(folder, num_pages=40, page_size=4, num_host_pages=40, precision=precision, kv_dtype=kv_dtype) as llm:
         yield llm
         assert llm.num_free_pages == 40
 

@@ -65,7 +65,7 @@ def test_a_stream_that_ends_before_its_batch_gives_all_its_text(folder, max_toke
 def test_the_reference_gives_the_same_answers(folder, llm):
     with cb.LLM(folder, backend="reference", num_pages=8) as reference:
         assert tokens_of(reference, max_tokens=6) == tokens_of(llm, max_tokens=6)
-    for options in ({"precision": "bf16"}, {"num_threads": 1}):
+    for options in ({"precision": "bf16"}, {"kv_dtype": "f32"}, {"num_threads": 1}):
         with pytest.raises(InvalidRequestError, match="'reference'"):
             cb.LLM(folder, backend="reference", num_pages=8, **options)
 

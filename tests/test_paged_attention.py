@@ -10,15 +10,19 @@ from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
 from contbatch.plugins.paged_attention import cpu, reference
-from contbatch.plugins.paged_attention.kernels import attend, exp2
+from contbatch.plugins.paged_attention.kernels import attend
+from contbatch.plugins.paged_attention.tile import exp2
+
+PAGES = [np.float32, BF16, np.int8]
 
 
 @settings(max_examples=25, deadline=None)
-@given(problems(pages=[np.float32, np.float16, BF16]), st.sampled_from([np.float32, np.float16, BF16]))
+@given(problems(pages=[np.float32, np.float16, BF16, np.int8]), st.sampled_from([np.float32, np.float16, BF16]))
 def test_reference_is_dense_attention(problem, dtype):
-    before = [array.tobytes() for array in (problem.qkv, problem.key_cache, problem.value_cache)]
+    arrays = problem.qkv, *problem.caches, *problem.scales
+    before = [array.tobytes() for array in arrays]
     check(problem, problem.reference(dtype), dtype)
-    assert before == [array.tobytes() for array in (problem.qkv, problem.key_cache, problem.value_cache)]
+    assert before == [array.tobytes() for array in arrays]
 
 
 @settings(max_examples=60, deadline=None)
@@ -27,16 +31,16 @@ def test_cpu_is_dense_attention_and_the_reference(problem, num_threads):
     result = problem.cpu(num_threads=num_threads)
     check(problem, result)
     expected = problem.reference()
-    # A key that lies halfway between two bfloat16 may be rounded either way; a score then moves by that much.
+    # A key that lies halfway between two bfloat16 or codes may be rounded either way; a score then moves by that much.
     tolerance = 2e-5 if problem.pages is np.float32 else 0.05
     np.testing.assert_allclose(result[0], expected[0], rtol=tolerance, atol=tolerance)
-    assert same_bits(result[2:], expected[2:])
+    assert same_bits(result[2::2], expected[2::2])  # values, which are not rotated, and their scales
 
 
 def test_unpacked_query_is_the_packed_one():
     problem = Problem([(5, 3), (0, 20)], heads=6, kv_heads=2)
     query, key, value = np.split(problem.qkv, [6 * 64, 8 * 64], axis=1)
-    caches = problem.key_cache, problem.value_cache, *problem.steps()
+    caches = *problem.caches, *problem.steps()
     unpacked = reference.paged_attention(query, key, value, *caches, num_heads=6, kv_num_heads=2)
     assert same_bits(unpacked, problem.reference())
 
@@ -47,7 +51,7 @@ def test_every_ratio_of_heads(ratio):  # CASES 23
     check(problem, problem.cpu())
 
 
-@pytest.mark.parametrize("pages", [np.float32, BF16])
+@pytest.mark.parametrize("pages", PAGES)
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 256])
 def test_lengths_around_a_page(page_size, head_size, pages):  # CASES 24
@@ -65,15 +69,15 @@ def test_offsets_beyond_2_to_the_31():  # CASES 21
     except MemoryError:
         pytest.skip("8.6 GB of untouched memory cannot be reserved here")
     far = np.where(small.table < 0, -1, num_pages - 1 - small.table).astype(np.int32)
-    for cache, source in zip(huge, (small.key_cache, small.value_cache), strict=True):
+    for cache, source in zip(huge, small.caches, strict=True):
         cache[num_pages - 1 - np.arange(len(source))] = source.view(np.uint16)
     output = np.empty((4, 3 * 64), np.float32)
     steps = small.cumulative, small.past, far
     plan = cpu.plan_step(*steps, num_rows=4, pages_shape=huge[0].shape, num_heads=3)
     cpu.paged_attention(plan, small.qkv, *huge, output)
-    moved = (cache[num_pages - 1 - np.arange(len(small.key_cache))] for cache in huge)
+    moved = (cache[num_pages - 1 - np.arange(len(small.caches[0]))] for cache in huge)
     assert same_bits((output, *moved), small.cpu())
-    assert not any(cache[: len(small.key_cache)].any() for cache in huge)
+    assert not any(cache[: len(small.caches[0])].any() for cache in huge)
 
 
 def test_sees_only_itself_and_padding_is_zero():  # CASES 25, 26
@@ -82,7 +86,7 @@ def test_sees_only_itself_and_padding_is_zero():  # CASES 25, 26
         np.testing.assert_allclose(output[:6].reshape(6, 3, 64), np.repeat(problem.qkv[:6, None, 256:], 3, axis=1))
         assert output[6:].tobytes() == bytes(output[6:].nbytes)
     empty = Problem([(7, 0), (0, 0)], padding=2)
-    assert same_bits(empty.cpu(), (np.zeros((2, 192), np.float32), empty.key_cache, empty.value_cache))
+    assert same_bits(empty.cpu(), (np.zeros((2, 192), np.float32), *empty.caches))
 
 
 def test_257_sequences():  # CASES 26
@@ -91,10 +95,10 @@ def test_257_sequences():  # CASES 26
     check(problem, problem.reference())
 
 
-@pytest.mark.parametrize("window", [-1, 50])
-@pytest.mark.parametrize("pages", [np.float32, BF16])
+@pytest.mark.parametrize("window", [-1, 50, 700])
+@pytest.mark.parametrize("pages", PAGES)
 def test_bits_depend_on_the_sequence_alone(pages, window):
-    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1)]
+    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1), (1600, 1), (1000, 50)]
     attributes = {"local_window_size": window}
     shape = {"heads": 6, "kv_heads": 2, "pages": pages, "rotary_dim": 32, "attributes": attributes}
     batch = Problem(lengths, **shape)
@@ -105,14 +109,15 @@ def test_bits_depend_on_the_sequence_alone(pages, window):
         # Alone, in chunks of 7 tokens and then one by one, on pages of 3 tokens.
         alone = Problem([lengths[s]], **shape, page_size=3)
         alone.cos, alone.sin = batch.cos, batch.sin
-        for name in ("key_cache", "value_cache"):
-            getattr(alone, name)[alone.at(0, np.arange(past))] = getattr(batch, name)[batch.at(s, np.arange(past))]
+        for mine, theirs in zip(alone.caches + alone.scales, batch.caches + batch.scales, strict=True):
+            mine[alone.at(0, np.arange(past))] = theirs[batch.at(s, np.arange(past))]
         pieces, start = [], new.start
         while start < new.stop:
             size = 7 if new.stop - start > 10 else 1
             alone.qkv = batch.qkv[start : start + size]
             alone.cumulative, alone.past = np.array([0, size], np.int32), np.array([past + start - new.start], np.int32)
-            piece, alone.key_cache, alone.value_cache = alone.cpu()
+            piece, *arrays = alone.cpu()
+            alone.caches, alone.scales = arrays[:2], arrays[2:]
             pieces.append(piece)
             start += size
         assert np.concatenate(pieces).tobytes() == outputs[0][new].tobytes()
@@ -156,7 +161,7 @@ def test_after_an_interrupt_no_helper_writes(monkeypatch):
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 problem.cpu(num_threads=2)
-    assert all(same_bits([cache], [problem.key_cache]) for cache in outputs)
+    assert all(same_bits([cache], problem.caches[:1]) for cache in outputs)
     assert same_bits(problem.cpu(num_threads=2), expected)
     assert threading.active_count() <= before + 1
 
@@ -193,6 +198,6 @@ def test_exp2_is_within_an_ulp():
 
 
 def test_compiled_once_per_dtype_of_pages():
-    for pages in (np.float32, BF16):
+    for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    assert len(attend.signatures) == 2
+    assert len(attend.signatures) == 3

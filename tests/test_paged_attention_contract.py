@@ -46,7 +46,7 @@ BAD = {  # CASES 22 and the rest of the contract: what is wrong, and what the me
     "softcap < 0": (lambda p: p.attributes.update(softcap=-1.0), "≥ 0, got -1"),
     "NaN scale": (lambda p: p.attributes.update(scale=float("nan")), "finite, got nan"),
     "double qkv": (lambda p: setattr(p, "qkv", p.qkv.astype(np.float64)[:, :1]), r"must have shape"),
-    "double pages": (lambda p: setattr(p, "value_cache", p.value_cache.astype(np.float64)), "float32, got float64"),
+    "double pages": (lambda p: p.caches.__setitem__(1, p.caches[1].astype(np.float64)), "float32, got float64"),
 }
 
 

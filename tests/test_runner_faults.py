@@ -83,7 +83,9 @@ def test_sizes_are_integers_of_at_least_one(kind, name, value, path):
         kind(path, **{"num_pages": 2, "page_size": 16, name: value})
 
 
-@pytest.mark.parametrize("options", [{"precision": "f16"}, {"precision": None}, {"num_threads": 0}])
+@pytest.mark.parametrize(
+    "options", [{"precision": "f16"}, {"precision": None}, {"kv_dtype": "f16"}, {"num_threads": 0}]
+)
 def test_options_of_the_cpu_are_named(options, path):
     with pytest.raises(InvalidRequestError, match=f"{next(iter(options))} must be"):
         CPUModel(path, 2, **options)

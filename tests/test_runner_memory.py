@@ -29,8 +29,8 @@ def resident():
 def use(close):
     model = CPUModel({wide!r}, 400)
     model.forward(step((np.ones(400, int), 0), table=[range(25)], logits=[0]))
-    model._pages.key_caches.fill(1)
-    model._pages.value_caches.fill(1)
+    for array in model._pages.arrays:
+        array.fill(1)
     if close:
         model.close()
         leftovers.append(model)

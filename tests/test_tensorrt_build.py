@@ -258,8 +258,12 @@ def test_the_command_where_there_is_no_gpu(tiny, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("options", [{"precision": "f32"}, {"precision": "f8"}, {"num_threads": 2}])
+@pytest.mark.parametrize(
+    "options", [{"precision": "f32"}, {"precision": "f8"}, {"kv_dtype": "int8"}, {"num_threads": 2}]
+)
 def test_options_that_the_backend_has_not(options, tiny, driver, trt):
-    with pytest.raises(InvalidRequestError, match="backend 'tensorrt' has precision 'f16' or 'bf16', no num_threads"):
+    message = "backend 'tensorrt' has precision 'f16' or 'bf16', no kv_dtype or num_threads"
+    with pytest.raises(InvalidRequestError, match=message):
         cb.LLM(tiny, backend="tensorrt", **options)
 
 

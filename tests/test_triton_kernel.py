@@ -75,7 +75,7 @@ def test_257_sequences():  # CASES 26
 def test_padding_is_zero(num_splits):  # CASES 25, 26
     problem = Problem([(7, 0), (0, 0)], padding=20, pages=np.float16)
     empty = interpreted.run(problem, num_splits=num_splits)
-    assert same_bits(empty, (np.zeros((20, 192), np.float16), problem.key_cache, problem.value_cache))
+    assert same_bits(empty, (np.zeros((20, 192), np.float16), *problem.caches))
 
 
 def test_nan_stays_in_its_sequence():
@@ -95,8 +95,8 @@ def test_result_does_not_depend_on_the_batch():
         new = slice(*batch.cumulative[s : s + 2])
         alone = Problem([lengths[s]], heads=6, kv_heads=2, pages=np.float16, rotary_dim=32, page_size=3)
         alone.cos, alone.sin, alone.qkv = batch.cos, batch.sin, batch.qkv[new]
-        for name in ("key_cache", "value_cache"):
-            getattr(alone, name)[alone.at(0, np.arange(past))] = getattr(batch, name)[batch.at(s, np.arange(past))]
+        for mine, theirs in zip(alone.caches, batch.caches, strict=True):
+            mine[alone.at(0, np.arange(past))] = theirs[batch.at(s, np.arange(past))]
         assert interpreted.run(alone)[0].tobytes() == output[new].tobytes()
 
 
@@ -119,7 +119,7 @@ def test_offsets_beyond_2_to_the_31():  # CASES 21
     problem = Problem([(40, 3), (20, 1)], pages=np.float16)
     variant = Variant("float16", 3, 1, 64, 16, interpreted.SMALL)
     qkv = problem.qkv.astype(np.float16)
-    inputs = [qkv, None, None, problem.key_cache, problem.value_cache, *problem.steps()]
+    inputs = [qkv, None, None, *problem.caches, *problem.steps()]
     far = interpreted.submit(far_and_near, variant, inputs)
     if far is None:
         pytest.skip("8.6 GB of untouched memory cannot be reserved here")

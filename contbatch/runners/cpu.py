@@ -23,10 +23,12 @@ from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.plugins.paged_attention.cpu import plan_step
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.step import PageMove
 
+KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "bf16"}
+"""Type of the pages' elements unless it is told, by precision."""
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
 _KIND = type("PagedAttention", (), {})()
@@ -60,15 +62,16 @@ class _Attention(ov.Op):  # type: ignore[misc]
         try:
             qkv = inputs[0].data
             outputs[0].shape = [len(qkv), self._width]
-            keys, values = pages.key_caches[self._layer], pages.value_caches[self._layer]
-            paged_attention(pages.plan, qkv, keys, values, outputs[0].data)
+            pages.attend(self._layer, qkv, outputs[0].data)
         except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
             pages.error = error
             return False
         return True
 
 
-def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str, Any]) -> ov.InferRequest:
+def _compile(
+    path: str, config: ModelConfig, pages: CPUPages, precision: str, num_threads: int | None, observed: Sequence[str]
+) -> ov.InferRequest:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
     layers, shared = iter(range(config.num_layers)), proxy(pages)
 
@@ -90,11 +93,20 @@ def _compile(path: str, config: ModelConfig, pages: CPUPages, options: dict[str,
     for parameter in graph.get_parameters():
         if not parameter.output(0).names & set(KEPT_INPUTS):
             graph.remove_parameter(parameter)
-    if options["INFERENCE_PRECISION_HINT"] == "bf16":
+    if observed:
+        graph.add_outputs(list(observed))
+    if precision == "bf16":
         # Widened now: OpenVINO's kernels for packed weights are slower in bf16 from about 8 tokens on.
         folding = Manager()
         folding.register_pass(ConstantFolding())
         folding.run_passes(graph)
+    options: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32" if precision == "f32" else "bf16",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # else activations become int8 wherever weights are packed
+    }
+    if num_threads is not None:
+        options["INFERENCE_NUM_THREADS"] = num_threads
     return _core().compile_model(graph, "CPU", options).create_infer_request()
 
 
@@ -118,19 +130,25 @@ class CPUModel:
     num_pages, page_size : int
         Pages per layer, and tokens in each. Memory is touched, and so taken, as pages are used:
         2 * num_layers * num_pages * page_size * kv_num_heads * head_size elements in all.
-    precision : {"f32", "bf16"}
-        Arithmetic of the linear layers and type of the pages; attention itself is computed in float32.
+    precision : {"f32", "bf16", "w8a8"}
+        Arithmetic of the linear layers; attention itself is computed in float32. w8a8 takes a file that was exported
+        so, and computes in bfloat16 what that keeps in floats.
+    kv_dtype : {"f32", "bf16", "int8"}, optional
+        Type of the pages' elements; None: f32 for f32, else bf16. int8 comes with a float32 scale for each token
+        and head.
     num_threads : int, optional
         Threads to use; all cores if None.
     num_host_pages : int
         Pages for requests that are swapped out; here in main memory too.
+    observed : sequence of str
+        Values of the graph that `observe` is to return.
 
     Raises
     ------
     ModelFileError
         The file or the one of its weights is missing or damaged, or was not written by `export_onnx`.
     UnsupportedModelError
-        The file is not float32.
+        The file is not float32, or is quantised and `precision` isn't, or the other way round.
     InvalidRequestError
         An option is out of its range.
     """
@@ -142,30 +160,31 @@ class CPUModel:
         page_size: int = 16,
         *,
         precision: str = "f32",
+        kv_dtype: str | None = None,
         num_threads: int | None = None,
         num_host_pages: int = 0,
+        observed: Sequence[str] = (),
     ) -> None:
-        if precision not in PAGE_DTYPES:
-            raise InvalidRequestError(
-                f"precision must be one of {', '.join(map(repr, PAGE_DTYPES))}, got {precision!r}"
-            )
+        kv_dtype = KV_DTYPE.get(precision, "") if kv_dtype is None else kv_dtype
+        for name, value, known in (("precision", precision, KV_DTYPE), ("kv_dtype", kv_dtype, PAGE_DTYPES)):
+            if value not in known:
+                raise InvalidRequestError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
         require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config = read_config(path)
-        if (dtype := read_metadata(path).get("dtype")) != "float32":
+        metadata = read_metadata(path)
+        if (dtype := metadata.get("dtype")) != "float32":
             raise UnsupportedModelError(f"{path}: holds {dtype}, the CPU runner takes float32")
+        if (precision == "w8a8") != (metadata.get("quantization") == "w8a8"):
+            raise UnsupportedModelError(f"{path}: precision {precision!r}, quantization {metadata.get('quantization')}")
         self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
         self.num_threads = num_threads
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
-        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, precision)
-        options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
-        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else activations become int8 wherever weights are packed
-        if num_threads is not None:
-            options["INFERENCE_NUM_THREADS"] = num_threads
-        self._lock = Lock()
+        self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
+        self._lock, self._observed = Lock(), observed
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
-                self._request = _compile(str(Path(path)), self.config, self._pages, options)
+                self._request = _compile(str(Path(path)), self.config, self._pages, precision, num_threads, observed)
             self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
@@ -175,6 +194,12 @@ class CPUModel:
         """Run one step: see `PagedModel.forward`; the next call, of whatever thread, overwrites the logits."""
         with self._lock:
             return self._forward(inputs)
+
+    def observe(self, inputs: Mapping[str, np.ndarray]) -> dict[str, NDArray[np.float32]]:
+        """Run one step like `forward`; return copies of the values to be observed, a row for each token or logit."""
+        with self._lock:
+            self._forward(inputs)
+            return {name: self._request.get_tensor(name).data.copy() for name in self._observed}
 
     def _forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         pages, config = self._pages, self.config
@@ -202,7 +227,7 @@ class CPUModel:
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
                 cause = KeyboardInterrupt()
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
-        logits: NDArray[np.float32] = self._request.get_output_tensor().data
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from contbatch.errors import RunnerError
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import StepPlan
+from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention
 from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
 
-PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16}
-"""Type of a page's elements by precision: bfloat16 is stored as its 16 bits."""
+PAGE_DTYPES: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+"""Type of a page's elements: bfloat16 is stored as its 16 bits, int8 has a float32 scale for each token and head."""
 
 
 class CPUPages:
@@ -22,24 +24,32 @@ class CPUPages:
     ----------
     config : ModelConfig
     num_pages, page_size, num_host_pages : int
-    precision : {"f32", "bf16"}
+    kv_dtype : {"f32", "bf16", "int8"}
     """
 
-    def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, num_host_pages: int, precision: str
-    ) -> None:
-        page = (page_size, config.kv_num_heads, config.head_size)
-        self.shape = (num_pages, *page)
-        dtype, layers = PAGE_DTYPES[precision], config.num_layers
-        page_bytes = 2 * layers * math.prod(page) * np.dtype(dtype).itemsize  # keys and values
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, num_host_pages: int, kv_dtype: str) -> None:
+        slots = (page_size, config.kv_num_heads)
+        self.shape = (num_pages, *slots, config.head_size)
+        layers, vectors = config.num_layers, (self.shape[1:], np.dtype(PAGE_DTYPES[kv_dtype]))
+        parts: list[tuple[tuple[int, ...], np.dtype[Any]]] = [vectors, vectors]  # of a page: its keys and values
+        if kv_dtype == "int8":
+            parts += [(slots, np.dtype(np.float32))] * 2
+        page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
-        self.key_caches, self.value_caches = (np.zeros((layers, num_pages, *page), dtype) for _ in range(2))
-        self._host = [np.zeros((num_host_pages, layers, *page), dtype) for _ in range(2)]
+        self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
+        self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
         self.plan: StepPlan | None = None
         self.error: BaseException | None = None
         self.nodes: list[object] = []
         """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
 
+    def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
+        """Compute one layer's attention of the step in `plan`, see `paged_attention`."""
+        if self.plan is None:
+            raise RunnerError("attention without a step's plan")
+        keys, values, *scales = (array[layer] for array in self.arrays)
+        paged_attention(self.plan, qkv, keys, values, output, *scales)
+
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""
-        move_pages(moves, [caches.swapaxes(0, 1) for caches in (self.key_caches, self.value_caches)], self._host)
+        move_pages(moves, [array.swapaxes(0, 1) for array in self.arrays], self._host)

@@ -41,6 +41,20 @@ def require_array(name: str, array: np.ndarray, shape: tuple[int, ...], *dtypes:
         raise _error(f"{name} must have dtype {' or '.join(map(str, dtypes))}, got {array.dtype}")
 
 
+def require_scales(
+    cache: np.ndarray, key_scales: np.ndarray | None, value_scales: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the scales of int8 caches, checked; None for other caches, which may have none."""
+    if cache.dtype != np.int8 and key_scales is None and value_scales is None:
+        return None
+    if cache.dtype != np.int8 or key_scales is None or value_scales is None:
+        given = [name for name, x in (("key_scales", key_scales), ("value_scales", value_scales)) if x is not None]
+        raise _error(f"int8 caches, and only they, have key_scales and value_scales, got {cache.dtype} and {given}")
+    require_array("key_scales", key_scales, cache.shape[:3], np.dtype(np.float32))
+    require_array("value_scales", value_scales, cache.shape[:3], np.dtype(np.float32))
+    return key_scales, value_scales
+
+
 def rotary_tables(
     cos_cache: np.ndarray | None, sin_cache: np.ndarray | None, head_size: int, num_positions: int, *dtypes: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:

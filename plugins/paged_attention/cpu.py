@@ -15,19 +15,20 @@ from contbatch.plugins.paged_attention.contract import (
     require_array,
     require_attributes,
     require_pages,
+    require_scales,
     rotary_tables,
     validate,
 )
-from contbatch.plugins.paged_attention.intrinsics import TILE
-from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, write_pages
+from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, combine, write_pages
+from contbatch.plugins.paged_attention.tasks import make_tasks
+from contbatch.plugins.paged_attention.tile import TILE
 
-FLOAT32, BFLOAT16_BITS = np.dtype(np.float32), np.dtype(np.uint16)
-ROWS_PER_TASK = 128
-"""Query rows (tokens × heads of a group) that share a tile of keys: enough to hide the cost of gathering it."""
+FLOAT32, BFLOAT16_BITS, INT8 = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.int8)
+_NO_SCALES = np.empty((0, 0, 0), np.float32)
 LOOKS = 1000
 """How often to look whether the others are done before letting other threads of the machine run."""
 COST_PER_THREAD = 300
-"""Cost, see `_make_tasks`, below which waking another thread takes longer than it saves (tens of microseconds)."""
+"""Cost, see `make_tasks`, below which waking another thread takes longer than it saves (tens of microseconds)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,11 @@ class StepPlan:
     """(num_tokens, rotary_dim / 2) float32: the rows of the rotary tables for each token."""
     interleaved: bool
     tasks: np.ndarray
-    """(num_tasks, 5) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token."""
+    """(num_tasks, 8) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token,
+    first key and end of keys, where in `parts` of the kernels the sums of its rows go (-1: they are its own)."""
+    splits: np.ndarray
+    """(num_splits, 5) int64, blocks of tokens whose keys several tasks share: kv head, first token, rows (tokens ×
+    heads of a group), the first of its parts, spans."""
     scale: np.float32
     softcap: np.float32
     window: int
@@ -99,7 +104,8 @@ def plan_step(
     sequence = np.repeat(np.arange(past.size), np.diff(start))
     position = np.arange(sequence.size) - (start[:-1] - past)[sequence]
     window = local_window_size if local_window_size > 0 else np.iinfo(np.int32).max
-    tasks, cost = _make_tasks(start, past, num_heads // kv_num_heads, kv_num_heads, window)
+    num_threads = num_threads or len(_CPUS)
+    tasks, splits, cost = make_tasks(start, past, num_heads // kv_num_heads, kv_num_heads, window, num_threads)
     return StepPlan(
         num_heads=num_heads,
         pages_shape=pages_shape,
@@ -110,15 +116,22 @@ def plan_step(
         sin=sin[position],
         interleaved=bool(rotary_interleaved),
         tasks=tasks,
+        splits=splits,
         scale=np.float32(scale or head_size**-0.5),
         softcap=np.float32(softcap),
         window=window,
-        num_helpers=min(num_threads or len(_CPUS), len(tasks), cost // COST_PER_THREAD + 1) - 1,
+        num_helpers=min(num_threads, len(tasks), cost // COST_PER_THREAD + 1) - 1,
     )
 
 
 def paged_attention(
-    plan: StepPlan, qkv: np.ndarray, key_cache: np.ndarray, value_cache: np.ndarray, output: np.ndarray
+    plan: StepPlan,
+    qkv: np.ndarray,
+    key_cache: np.ndarray,
+    value_cache: np.ndarray,
+    output: np.ndarray,
+    key_scales: np.ndarray | None = None,
+    value_scales: np.ndarray | None = None,
 ) -> None:
     """One layer: store this step's K/V in its pages, then fill `output`; safe to call from several threads at once.
 
@@ -128,9 +141,11 @@ def paged_attention(
     qkv : float32 array
         (num_rows, (num_heads + 2·kv_num_heads)·head_size).
     key_cache, value_cache : array
-        `plan.pages_shape`, updated in place: float32, or uint16 holding bfloat16.
+        `plan.pages_shape`, updated in place: float32, uint16 holding bfloat16, or int8.
     output : float32 array
         (num_rows, num_heads·head_size), overwritten; rows of padding become zero.
+    key_scales, value_scales : float32 array
+        (num_pages, page_size, kv_num_heads), with int8 caches only and updated as they are, see `int8.quantize`.
 
     Raises
     ------
@@ -140,30 +155,37 @@ def paged_attention(
     _, _, kv_num_heads, head_size = plan.pages_shape
     require_array("qkv", qkv, (plan.num_rows, (plan.num_heads + 2 * kv_num_heads) * head_size), FLOAT32)
     require_array("output", output, (plan.num_rows, plan.num_heads * head_size), FLOAT32)
-    require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS)
+    require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS, INT8)
     require_array("value_cache", value_cache, plan.pages_shape, key_cache.dtype)
-    for name, array in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache), ("output", output)):
+    scales = require_scales(key_cache, key_scales, value_scales)
+    key_scales, value_scales = scales or (_NO_SCALES, _NO_SCALES)
+    arrays = {"qkv": qkv, "key_cache": key_cache, "value_cache": value_cache, "output": output}
+    for name, array in (arrays | {"key_scales": key_scales, "value_scales": value_scales}).items():
         if not array.flags.carray:
             raise RunnerError(f"PagedAttention: {name} must be C-contiguous and writable, got strides {array.strides}")
     output[plan.slots.size :] = 0
     if not plan.slots.size:
         return
     progress, num_tasks = np.zeros(3, np.int64), len(plan.tasks)
-    jobs = _jobs(os.getpid())
+    jobs, group = _jobs(os.getpid()), plan.num_heads // kv_num_heads
+    num_parts = int((plan.splits[:, 2] * plan.splits[:, 4]).sum())
+    sizes: tuple[tuple[int, ...], ...] = (num_parts,), (num_parts,), (num_parts, -(-head_size // TILE) * TILE)
+    parts = tuple(np.empty(size, np.float32) for size in sizes)
     work: tuple[Any, ...] = (
-        progress, plan.tasks, qkv, key_cache, value_cache, plan.block_table, plan.cos, plan.sin, output,
-        plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved,
+        progress, plan.tasks, qkv, key_cache, value_cache, key_scales, value_scales, plan.block_table, plan.cos,
+        plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, parts,
     )  # fmt: skip
     try:
         for _ in range(plan.num_helpers):  # they wake up while pages are written
             jobs.put(work)
         heads = plan.num_heads, plan.interleaved
-        write_pages(progress, qkv, key_cache, value_cache, plan.slots, plan.cos, plan.sin, *heads)
+        write_pages(progress, *work[2:7], plan.slots, plan.cos, plan.sin, *heads)
         attend(*work)
     finally:  # after an interrupt too, helpers must be done with the arrays
         claimed = close(progress, num_tasks)
         while not all_finished(progress, claimed, LOOKS):
             time.sleep(0)
+    combine(plan.splits, parts, output, group, head_size)
 
 
 _CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
@@ -187,23 +209,3 @@ def _help(jobs: SimpleQueue[tuple[Any, ...]]) -> None:
         os.sched_setaffinity(0, _CPUS)
     while True:
         attend(*jobs.get())
-
-
-def _make_tasks(
-    start: np.ndarray, past: np.ndarray, group: int, kv_num_heads: int, window: int
-) -> tuple[np.ndarray, int]:
-    """Return `StepPlan.tasks` and the cost of all: tiles of keys × (query rows + 4, for gathering the tile)."""
-    most_tokens = max(1, ROWS_PER_TASK // group)
-    new = np.diff(start)
-    num_blocks = -(-new // most_tokens)
-    sequence = np.repeat(np.arange(new.size), num_blocks)
-    offset = (np.arange(sequence.size) - (np.cumsum(num_blocks) - num_blocks)[sequence]) * most_tokens
-    num_tokens = np.minimum(most_tokens, new[sequence] - offset)
-    position = past[sequence] + offset
-    num_tiles = (np.minimum(position, window - 1) + num_tokens) // TILE + 1
-    cost = np.repeat(num_tiles * (num_tokens * group + 4), kv_num_heads)
-    columns = [sequence, start[sequence] + offset, num_tokens, position]
-    blocks = [np.repeat(column, kv_num_heads) for column in columns]
-    blocks.insert(1, np.tile(np.arange(kv_num_heads), sequence.size))
-    order = np.argsort(-cost, kind="stable")
-    return np.stack(blocks, axis=1)[order], int(cost.sum())

@@ -3,10 +3,11 @@
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.bfloat16 import load
-from contbatch.plugins.paged_attention.intrinsics import TILE, prefetch, transpose_8
+from contbatch.plugins.paged_attention.elements import load, scaled
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, prefetch, transpose
 
 # Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
 EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
@@ -28,44 +29,47 @@ def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
 
 
 @njit(**EXACT)
-def locate_first(rows, task, block_table, window, page_size, kv_num_heads):
+def locate_first(rows, task, block_table, page_size, kv_num_heads):
     """Do as `locate` for the first tile of a task; return how many rows it needs."""
-    first, end = max(0, task[4] - window + 1), task[4] + task[3]
+    first, end = task[5], task[6]
     start = first - first % TILE
     locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
     return min(TILE, end - start)
 
 
 @njit(**EXACT)
-def gather_keys(keys, cache, rows, count):
-    """keys[d, j] = cache[rows[j], d] for j < count, and some more."""
+def gather_keys(keys, cache, scales, rows, count):
+    """keys[d, j] = cache[rows[j], d], times its scale if it has one, for j < count, and some more."""
     head_size, step = cache.shape[1], 16 // cache.itemsize
-    for j in range(0, count, 8):
-        r0, r1, r2, r3 = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
-        r4, r5, r6, r7 = rows[j + 4], rows[j + 5], rows[j + 6], rows[j + 7]
+    factors = np.ones(TILE, np.float32)
+    if scaled(cache):
+        for j in range(TILE):
+            factors[j] = scales[rows[j]]
+    for j in range(0, count, LANES):
         for d in range(0, head_size - step + 1, step):
-            transpose_8(keys, j, cache, d, r0, r1, r2, r3, r4, r5, r6, r7)
+            transpose(keys, j, cache, d, rows, factors)
         for d in range(head_size - head_size % step, head_size):
-            for i in range(j, j + 8):
-                keys[d, i] = load(cache[rows[i], d])
+            for i in range(j, j + LANES):
+                keys[d, i] = load(cache[rows[i], d]) * factors[i]
 
 
 @njit(**EXACT)
-def gather_values(values, cache, rows, count):
-    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE] for j < count."""
+def gather_values(values, cache, scales, rows, count):
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE], times its scale if it has one, for j < count."""
     head_size = cache.shape[1]
     whole = head_size // TILE
     for j in range(count):
         row = rows[j]
+        factor = scales[row] if scaled(cache) else np.float32(1)
         for c in range(whole):
             for d in range(TILE):
-                values[c, j, d] = load(cache[row, c * TILE + d])
+                values[c, j, d] = load(cache[row, c * TILE + d]) * factor
         for d in range(head_size - whole * TILE):
-            values[whole, j, d] = load(cache[row, whole * TILE + d])
+            values[whole, j, d] = load(cache[row, whole * TILE + d]) * factor
 
 
 @njit(**EXACT)
-def announce(key_rows, value_rows, rows, count):
+def announce(key_rows, value_rows, key_scales, value_scales, rows, count):
     """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
     line = 64 // key_rows.itemsize
     for j in range(count):
@@ -73,3 +77,6 @@ def announce(key_rows, value_rows, rows, count):
         for d in range(0, key_rows.shape[1], line):
             prefetch(key_rows, row, d)
             prefetch(value_rows, row, d)
+        if scaled(key_rows):
+            prefetch(key_scales, row, 0)
+            prefetch(value_scales, row, 0)

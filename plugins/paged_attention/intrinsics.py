@@ -13,6 +13,9 @@ from numba.extending import intrinsic
 TILE = 64
 """Positions handled at once, and columns of a matrix of `add_product`."""
 
+LANES = 16
+"""Rows transposed at once: a register of the widest machines."""
+
 INT32, INT64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, TILE)
 
@@ -135,38 +138,63 @@ row_sum = _reduction("fadd", [0.0], ["reassoc"])
 
 
 @intrinsic
-def transpose_8(_context, out, column, matrix, d, r0, r1, r2, r3, r4, r5, r6, r7):
-    """out[d : d + n, column : column + 8] = rows r0…r7 of matrix[:, d : d + n] as columns; n elements are 16 bytes.
+def transpose(_context, out, column, matrix, d, rows, factors):
+    """out[d : d + n, column : column + LANES] = matrix[rows[column : column + LANES], d : d + n] as columns.
 
-    `matrix` is float32 (n = 4), or uint16 holding bfloat16 (n = 8), which moves as pairs and is widened at the end.
+    n elements are 16 bytes. `matrix` is float32 (n = 4), uint16 holding bfloat16 (n = 8) or int8 (n = 16); it moves as
+    words of four bytes that are widened at the end. int8 is multiplied by factors[column : column + LANES].
     """
-    bfloat16 = matrix.dtype == types.uint16
+    kind = matrix.dtype
 
     def codegen(context, builder, signature, args):
-        four, eight = ir.VectorType(INT32, 4), ir.VectorType(INT32, 8)
+        out_data, source, row_data, factor_data = (
+            _data(context, builder, signature.args[a], args[a]) for a in (0, 2, 4, 5)
+        )
+        out_column, first = args[1], args[3]
         row_length = _row_length(context, builder, signature.args[2], args[2])
-        source, target = (_data(context, builder, signature.args[a], args[a]) for a in (2, 0))
+        four, floats, words = (ir.VectorType(t, n) for t, n in ((INT32, 4), (FLOAT, LANES), (INT32, LANES)))
 
         def load(r):
-            index = builder.add(builder.mul(args[4 + r], row_length), args[3])
-            return builder.load(builder.bitcast(builder.gep(source, [index]), four.as_pointer()), align=2)
+            row = builder.load(builder.gep(row_data, [builder.add(out_column, INT64(r))]))
+            address = builder.gep(source, [builder.add(builder.mul(row, row_length), first)])
+            return builder.load(builder.bitcast(address, four.as_pointer()), align=1)
 
-        def store(i, words):
-            index = builder.add(builder.mul(builder.add(args[3], INT64(i)), INT64(TILE)), args[1])
-            builder.store(words, builder.bitcast(builder.gep(target, [index]), eight.as_pointer()), align=4)
+        def store(i, vector):
+            index = builder.add(builder.mul(builder.add(first, INT64(i)), INT64(TILE)), out_column)
+            address = builder.bitcast(builder.gep(out_data, [index]), vector.type.as_pointer())
+            builder.store(vector, address, align=4)
 
-        # Rows r and r + 4 share a register, so that the interleaving below stays within 128-bit lanes, which is cheap.
-        rows = [_shuffle(builder, load(r), load(r + 4), range(8)) for r in range(4)]
-        low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
-        pairs = [_shuffle(builder, rows[r], rows[r + 2], half) for half in (low, high) for r in (0, 1)]
-        for i in range(4):
-            first = i - i % 2
-            words = _shuffle(builder, pairs[first], pairs[first + 1], (low, high)[i % 2])
-            if bfloat16:
-                store(2 * i, builder.shl(words, ir.Constant(eight, [16] * 8)))
-                store(2 * i + 1, builder.and_(words, ir.Constant(eight, [0xFFFF0000] * 8)))
+        def shift(how, vector, bits):
+            return how(vector, ir.Constant(words, [bits] * LANES)) if bits else vector
+
+        if kind == types.int8:
+            address = builder.gep(factor_data, [out_column])
+            factor = builder.load(builder.bitcast(address, floats.as_pointer()), align=4)
+        for i, vector in enumerate(_transposed(builder, [load(r) for r in range(LANES)])):
+            if kind == types.int8:
+                for byte in range(4):
+                    code = shift(builder.ashr, shift(builder.shl, vector, 24 - 8 * byte), 24)
+                    store(4 * i + byte, builder.fmul(builder.sitofp(code, floats), factor))
+            elif kind == types.uint16:
+                store(2 * i, shift(builder.shl, vector, 16))
+                store(2 * i + 1, builder.and_(vector, ir.Constant(words, [0xFFFF0000] * LANES)))
             else:
-                store(i, words)
+                store(i, vector)
         return context.get_dummy_value()
 
-    return types.void(out, column, matrix, d, r0, r1, r2, r3, r4, r5, r6, r7), codegen
+    return types.void(out, column, matrix, d, rows, factors), codegen
+
+
+def _transposed(builder, rows):
+    """Return 4 vectors of LANES words: word i of each of the LANES rows of 4 words."""
+    # Rows r, r + 4, … share a register, so that the interleaving below stays within 128-bit lanes, which is cheap.
+    packed = [rows[r::4] for r in range(4)]
+    while len(packed[0]) > 1:
+        width = 2 * packed[0][0].type.count
+        packed = [[_shuffle(builder, a, b, range(width)) for a, b in zip(p[::2], p[1::2], strict=True)] for p in packed]
+    low, high = (
+        [lane + side * LANES + i for lane in range(0, LANES, 4) for i in half for side in (0, 1)]
+        for half in ((0, 1), (2, 3))
+    )
+    pairs = [_shuffle(builder, packed[r][0], packed[r + 2][0], half) for half in (low, high) for r in (0, 1)]
+    return [_shuffle(builder, pairs[i - i % 2], pairs[i - i % 2 + 1], (low, high)[i % 2]) for i in range(4)]

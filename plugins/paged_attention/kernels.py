@@ -9,7 +9,7 @@ of a token depends on nothing but its own sequence, bit for bit.
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.bfloat16 import store
+from contbatch.plugins.paged_attention.elements import store_row
 from contbatch.plugins.paged_attention.gather import (
     EXACT,
     announce,
@@ -18,42 +18,23 @@ from contbatch.plugins.paged_attention.gather import (
     locate,
     locate_first,
 )
-from contbatch.plugins.paged_attention.intrinsics import (
-    TILE,
-    add_product,
-    add_product_2,
-    add_product_3,
-    atomic_add,
-    row_max,
-    row_sum,
+from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add
+from contbatch.plugins.paged_attention.tile import (
+    LOG2_E,
+    MASKED,
+    ONE,
+    ROWS_AT_ONCE,
+    SPAN,
+    ZERO,
+    add_part,
+    attend_tile,
+    divide,
 )
 
 CLAIMED, FINISHED, WRITTEN = range(3)
 """What threads tell each other through an int64 array: tasks claimed and finished, and whether pages are written."""
 MANY_TASKS = 12
 """So many tasks left keep all threads busy even if each holds one more than it works on."""
-ROWS_AT_ONCE = 3
-LOG2_E = np.float32(1.4426950408889634)
-MASKED = np.float32(-np.inf)
-ZERO = np.float32(0)
-ONE = np.float32(1)
-
-
-@njit(**EXACT)
-def exp2(x):
-    """2**x for float32 x ≤ 0: exact at 0, within 1 ulp elsewhere, exactly 0 from about -126.5 down; NaN stays NaN."""
-    x = np.float32(-127) if x < np.float32(-127) else x
-    # Adding 1.5·2²³ rounds to an integer, which then sits in the low bits; a minimax polynomial takes the fraction.
-    shifted = np.float32(x + np.float32(12582912))
-    f = x - (shifted - np.float32(12582912))
-    p = np.float32(1.5353362e-4)
-    p = p * f + np.float32(1.33988739e-3)
-    p = p * f + np.float32(9.61843692e-3)
-    p = p * f + np.float32(5.55033237e-2)
-    p = p * f + np.float32(0.240226477)
-    p = p * f + np.float32(0.693147182)
-    p = p * f + ONE
-    return p * np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
 
 
 @njit(**EXACT)
@@ -75,148 +56,122 @@ def _rotate(x, token, column, cos, sin, interleaved, factor, out, row, head_size
 
 
 @njit(nogil=True, cache=True, **EXACT)
-def write_pages(progress, qkv, key_cache, value_cache, slots, cos, sin, num_heads, interleaved):
+def write_pages(
+    progress, qkv, key_cache, value_cache, key_scales, value_scales, slots, cos, sin, num_heads, interleaved
+):
     """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool."""
-    page_size, kv_num_heads, head_size = key_cache.shape[1:]
-    like = key_cache[0, 0, 0, 0]
+    kv_num_heads, head_size = key_cache.shape[2:]
+    key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
     key = np.empty((1, head_size), np.float32)
     for t in range(len(slots)):
-        page, slot = slots[t] // page_size, slots[t] % page_size
         for h in range(kv_num_heads):
-            column = (num_heads + h) * head_size
+            row, column = slots[t] * kv_num_heads + h, (num_heads + h) * head_size
             _rotate(qkv, t, column, cos, sin, interleaved, ONE, key, 0, head_size)
-            column += kv_num_heads * head_size
-            for d in range(head_size):
-                key_cache[page, slot, h, d] = store(key[0, d], like)
-                value_cache[page, slot, h, d] = store(qkv[t, column + d], like)
+            store_row(key_rows, key_scales.reshape(-1), row, key[0], 0)
+            store_row(value_rows, value_scales.reshape(-1), row, qkv[t], column + kv_num_heads * head_size)
     atomic_add(progress, WRITTEN, 1)
 
 
 @njit(**EXACT)
-def _weigh(score, first, stop, softcap, top, total, output, row):
-    """Online softmax: score[first:stop] (base 2) → weights, the rest → 0; the row is rescaled when its top rises."""
-    if softcap > ZERO:
-        for j in range(TILE):
-            e = exp2(np.float32(-2) * LOG2_E * abs(score[j]))
-            tanh = (ONE - e) / (ONE + e)
-            score[j] = softcap * LOG2_E * (tanh if score[j] > ZERO else -tanh)
-    score[:first] = MASKED
-    score[stop:] = MASKED
-    highest = row_max(score, 0)
-    if highest > top[row]:
-        shrink = exp2(top[row] - highest)
-        top[row] = highest
-        total[row] *= shrink
-        for d in range(output.shape[1]):
-            output[row, d] *= shrink
-    highest = top[row]
-    for j in range(TILE):
-        score[j] = exp2(score[j] - highest)
-    total[row] += row_sum(score, 0)
+def _put_away(num_rows, scratch, sums, parts, first_part):
+    """Add the sums of a span to those of the task, or keep them in `parts` from first_part on; begin anew."""
+    total, top, mix = scratch[4:]
+    for row in range(num_rows):
+        if first_part < 0:
+            add_part(sums[0], sums[1], sums[2], row, total, top, mix, row)
+        else:
+            parts[0][first_part + row], parts[1][first_part + row] = total[row], top[row]
+            parts[2][first_part + row] = mix[row]
+    total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
 
 
 @njit(**EXACT)
-def _divide(mix, row, divisor, output, token, column, head_size):
-    """output[token, column : column + head_size] = mix[row] / divisor."""
-    for d in range(head_size):
-        output[token, column + d] = mix[row, d] / divisor
-
-
-@njit(**EXACT)
-def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
-    """Do as `add_product` for `count` rows, at most 3."""
-    if count == 3:
-        add_product_3(out, i, out_step, x, j, x_step, n, matrix, k)
-    elif count == 2:
-        add_product_2(out, i, out_step, x, j, x_step, n, matrix, k)
-    else:
-        add_product(out, i, out_step, x, j, x_step, n, matrix, k)
-
-
-@njit(**EXACT)
-def _attend_tile(num_rows, group, position, window, base, softcap, scratch):
-    """Let the task's query rows take in the tile of keys at `base`."""
-    query, keys, values, score, total, top, mix, _rows = scratch
-    head_size, chunks = keys.shape[0], values.shape[0]
-    width = chunks * TILE
-    flat_score = score.reshape(-1)
-    flat_query, flat_mix, flat_values = query.reshape(-1), mix.reshape(-1), values.reshape(-1, TILE)
-    row = 0
-    while row < num_rows:
-        count = min(ROWS_AT_ONCE, group - row % group)  # rows of one token: they see the same keys
-        last = position + row // group - base
-        first, stop = max(0, last - window + 1), min(TILE, last + 1)
-        if first < TILE and stop > 0:
-            score[:count] = ZERO
-            _add_product(count, flat_score, 0, TILE, flat_query, row * head_size, head_size, head_size, keys, 0)
-            for i in range(count):
-                _weigh(score[i], first, stop, softcap, top, total, mix, row + i)
-            for c in range(chunks):
-                _add_product(
-                    count, flat_mix, row * width + c * TILE, width, flat_score, 0, TILE, stop, flat_values, c * TILE
-                )
-        row += count
+def _sums(num_rows, width):
+    """Return, for so many rows, empty sums of weights and of values over 2 to the power of the second, the top."""
+    return np.zeros(num_rows, np.float32), np.full(num_rows, MASKED), np.zeros((num_rows, width), np.float32)
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def attend(
-    progress, tasks, qkv, key_cache, value_cache, block_table, cos, sin, output, num_heads, scale, softcap, window,
-    interleaved,
+    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
+    scale, softcap, window, interleaved, parts,
 ):  # fmt: skip
-    """Work through the tasks not yet claimed: (sequence, kv head, first token, tokens, position of the first token).
+    """Work through the tasks not yet claimed, see `StepPlan.tasks`.
 
     `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`.
     """
     page_size, kv_num_heads, head_size = key_cache.shape[1:]
     group, chunks = num_heads // kv_num_heads, (head_size + TILE - 1) // TILE
     most_rows = group * tasks[:, 3].max()
-    query, mix = np.empty((most_rows, head_size), np.float32), np.empty((most_rows, chunks * TILE), np.float32)
-    total, top = np.empty(most_rows, np.float32), np.empty(most_rows, np.float32)
+    query, rows = np.empty((most_rows, head_size), np.float32), np.empty(TILE, np.int64)
     keys, values = np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
-    score, rows = np.empty((ROWS_AT_ONCE, TILE), np.float32), np.empty(TILE, np.int64)
-    scratch = query, keys, values, score, total, top, mix, rows
+    score, sums = np.empty((ROWS_AT_ONCE, TILE), np.float32), _sums(most_rows, chunks * TILE)
+    total, top, mix = _sums(most_rows, chunks * TILE)
+    scratch = query, keys, values, score, total, top, mix
     key_rows, value_rows = key_cache.reshape(-1, head_size), value_cache.reshape(-1, head_size)
+    key_factors, value_factors = key_scales.reshape(-1, 1), value_scales.reshape(-1, 1)
     factor = scale / softcap if softcap > ZERO else scale * LOG2_E
 
     while not atomic_add(progress, WRITTEN, 0):
         pass
     task = atomic_add(progress, CLAIMED, 1)
     if task < len(tasks):
-        locate_first(rows, tasks[task], block_table, window, page_size, kv_num_heads)
+        locate_first(rows, tasks[task], block_table, page_size, kv_num_heads)
     while task < len(tasks):
         # Claimed ahead for its first tile to be fetched in time, unless another thread would go without.
         following = atomic_add(progress, CLAIMED, 1) if task + MANY_TASKS < len(tasks) else len(tasks)
         pages, kv_head, token = block_table[tasks[task, 0]], tasks[task, 1], tasks[task, 2]
-        num_rows, position = group * tasks[task, 3], tasks[task, 4]
-        column = kv_head * group * head_size
+        num_rows, position, part = group * tasks[task, 3], tasks[task, 4], tasks[task, 7]
+        first, end, column = tasks[task, 5], tasks[task, 6], kv_head * group * head_size
         for row in range(num_rows):
             _rotate(
                 qkv, token + row // group, column + row % group * head_size, cos, sin, interleaved, factor, query, row,
                 head_size,
             )  # fmt: skip
-        total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
-        first, end = max(0, position - window + 1), position + tasks[task, 3]
         for base in range(first - first % TILE, end, TILE):
             count = min(TILE, end - base)
-            gather_keys(keys, key_rows, rows, count)
-            gather_values(values, value_rows, rows, count)
+            gather_keys(keys, key_rows, key_factors[:, 0], rows, count)
+            gather_values(values, value_rows, value_factors[:, 0], rows, count)
             if base + TILE < end:
                 locate(
                     rows, base + TILE, base + TILE, min(base + 2 * TILE, end), pages, page_size, kv_num_heads, kv_head
                 )
-                announce(key_rows, value_rows, rows, min(TILE, end - base - TILE))
+                announce(key_rows, value_rows, key_factors, value_factors, rows, min(TILE, end - base - TILE))
             elif following < len(tasks):
-                tokens = locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
-                announce(key_rows, value_rows, rows, tokens)
-            _attend_tile(num_rows, group, position, window, base, softcap, scratch)
-        for row in range(num_rows):
-            _divide(mix, row, total[row], output, token + row // group, column + row % group * head_size, head_size)
+                tokens = locate_first(rows, tasks[following], block_table, page_size, kv_num_heads)
+                announce(key_rows, value_rows, key_factors, value_factors, rows, tokens)
+            attend_tile(num_rows, group, position, window, base, softcap, scratch)
+            if (base + TILE) % SPAN == 0 or base + TILE >= end:
+                _put_away(num_rows, scratch, sums, parts, part)
+        if part < 0:
+            _write(num_rows, group, sums, output, token, column, head_size)
         atomic_add(progress, FINISHED, 1)
         if following == len(tasks):
             following = atomic_add(progress, CLAIMED, 1)
             if following < len(tasks):
-                locate_first(rows, tasks[following], block_table, window, page_size, kv_num_heads)
+                locate_first(rows, tasks[following], block_table, page_size, kv_num_heads)
         task = following
+
+
+@njit(**EXACT)
+def _write(num_rows, group, sums, output, token, column, head_size):
+    """Fill the output of a task's rows, and empty their sums."""
+    for row in range(num_rows):
+        divide(sums[2], row, sums[0][row], output, token + row // group, column + row % group * head_size, head_size)
+    sums[0][:num_rows], sums[1][:num_rows], sums[2][:num_rows] = ZERO, MASKED, ZERO
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def combine(splits, parts, output, group, head_size):
+    """Put the spans of split tasks together, see `StepPlan.splits`."""
+    for split in range(len(splits)):
+        kv_head, token, num_rows = splits[split, 0], splits[split, 1], splits[split, 2]
+        first_part, num_spans = splits[split, 3], splits[split, 4]
+        sums = _sums(num_rows, parts[2].shape[1])
+        for row in range(num_rows):
+            for part in range(first_part + row, first_part + num_spans * num_rows, num_rows):
+                add_part(sums[0], sums[1], sums[2], row, parts[0], parts[1], parts[2], part)
+        _write(num_rows, group, sums, output, token, kv_head * group * head_size, head_size)
 
 
 @njit(nogil=True, cache=True, **EXACT)

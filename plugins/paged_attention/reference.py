@@ -1,5 +1,7 @@
 """The op in numpy: the executable spec, and the oracle its kernels are tested against."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -8,9 +10,11 @@ from contbatch.plugins.paged_attention.contract import (
     require_array,
     require_attributes,
     require_pages,
+    require_scales,
     rotary_tables,
     validate,
 )
+from contbatch.plugins.paged_attention.int8 import quantize
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -26,6 +30,8 @@ def paged_attention(
     block_table: np.ndarray,
     cos_cache: np.ndarray | None = None,
     sin_cache: np.ndarray | None = None,
+    key_scales: np.ndarray | None = None,
+    value_scales: np.ndarray | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -34,11 +40,12 @@ def paged_attention(
     local_window_size: int = -1,
     do_rotary: int = 0,
     rotary_interleaved: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Causal grouped-query attention over K/V kept in pages: `com.microsoft::PagedAttention`, see README.md.
 
-    Arrays are float32, float16 or bfloat16; key and value are None when the query is packed. Returns the output, of
-    the query's dtype, and updated copies of the caches. Anything outside the contract raises `RunnerError`.
+    Arrays are float32, float16 or bfloat16; key and value are None when the query is packed. int8 caches have scales,
+    (num_pages, page_size, kv_num_heads) float32. Returns the output, of the query's dtype, and updated copies of the
+    caches and of the scales, if any. Anything outside the contract raises `RunnerError`.
     """
     require_attributes(num_heads, kv_num_heads, scale, softcap, local_window_size)
     q, k, v = _split_heads(query, key, value, key_cache, value_cache, num_heads, kv_num_heads)
@@ -49,22 +56,37 @@ def paged_attention(
     cos, sin = rotary_tables(*tables, head_size, block_table.size * page_size, *FLOATS)
     indices = cumulative_sequence_length, past_seqlens, block_table
     validate(*indices, len(query), num_pages, page_size, len(cos), local_window_size)
-    output, key_cache, value_cache = np.zeros(q.shape), key_cache.copy(), value_cache.copy()
+    caches = [array.copy() for array in (key_cache, value_cache)]
+    scales = [array.copy() for array in require_scales(key_cache, key_scales, value_scales) or ()]
+    output = np.zeros(q.shape)
     for s in np.flatnonzero(np.diff(cumulative_sequence_length)):
         new = slice(cumulative_sequence_length[s], cumulative_sequence_length[s + 1])
         past = int(past_seqlens[s])
         position = past + np.arange(new.stop - new.start)
         q_s, k_s = (_rotate(x[new], cos[position], sin[position], rotary_interleaved) for x in (q, k))
         page, slot = block_table[s, position // page_size], position % page_size
-        key_cache[page, slot], value_cache[page, slot] = k_s, v[new]
+        _store(caches, scales, (page, slot), (k_s, v[new]))
 
         window = local_window_size if local_window_size > 0 else past + len(position)
         seen = np.arange(max(0, past - window + 1), past + len(position))
         visible = (seen <= position[:, None]) & (seen > position[:, None] - window)
         page, slot = block_table[s, seen // page_size], seen % page_size
-        k_s, v_s = (cache[page, slot].astype(np.float64) for cache in (key_cache, value_cache))
+        k_s, v_s = (cache[page, slot].astype(np.float64) for cache in caches)
+        if scales:
+            k_s, v_s = (x * scale[page, slot, :, None] for x, scale in zip((k_s, v_s), scales, strict=True))
         output[new] = _attend(q_s, k_s, v_s, visible, scale, softcap)
-    return output.reshape(len(query), num_heads * head_size).astype(query.dtype), key_cache, value_cache
+    return output.reshape(len(query), num_heads * head_size).astype(query.dtype), *caches, *scales
+
+
+def _store(
+    caches: list[np.ndarray], scales: list[np.ndarray], at: tuple[np.ndarray, ...], new: tuple[Any, ...]
+) -> None:
+    """Write new keys and values, rounded as the caches are, at these pages and slots."""
+    for i, x in enumerate(new):
+        if scales:
+            caches[i][at], scales[i][at] = quantize(x)
+        else:
+            caches[i][at] = x
 
 
 def _split_heads(
@@ -83,7 +105,7 @@ def _split_heads(
     if (key is None) != (value is None):
         raise RunnerError("PagedAttention: key and value must both be given, or both be absent (packed query)")
     head_size = key_cache.shape[3]
-    require_array("key_cache", key_cache, key_cache.shape, *FLOATS)
+    require_array("key_cache", key_cache, key_cache.shape, *FLOATS, np.dtype(np.int8))
     require_array("value_cache", value_cache, key_cache.shape, key_cache.dtype)
     q_width, kv_width = num_heads * head_size, kv_num_heads * head_size
     if key is None or value is None:

@@ -1,0 +1,56 @@
+"""Deals out the attention of one step to threads."""
+
+import numpy as np
+
+from contbatch.plugins.paged_attention.tile import SPAN, TILE
+
+ROWS_PER_TASK = 128
+"""Query rows (tokens × heads of a group) that share a tile of keys: enough to hide the cost of gathering it."""
+SHARES = 4
+"""A task that costs more than a thread's part of the work by so many is split into spans of its keys."""
+
+
+def make_tasks(
+    start: np.ndarray, past: np.ndarray, group: int, kv_num_heads: int, window: int, num_threads: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return `StepPlan.tasks`, `StepPlan.splits`, and the cost of all tasks.
+
+    Cost is counted in tiles of keys × (query rows + 4, for gathering the tile).
+    """
+    most_tokens = max(1, ROWS_PER_TASK // group)
+    new = np.diff(start)
+    num_blocks = -(-new // most_tokens)
+    sequence = np.repeat(np.arange(new.size), num_blocks)
+    offset = (np.arange(sequence.size) - (np.cumsum(num_blocks) - num_blocks)[sequence]) * most_tokens
+    num_tokens = np.minimum(most_tokens, new[sequence] - offset)
+    position = past[sequence] + offset
+    first, end = np.maximum(position - window + 1, 0), position + num_tokens
+    columns = [sequence, start[sequence] + offset, num_tokens, position, first, end, np.full_like(end, -1)]
+    blocks = [np.repeat(column, kv_num_heads) for column in columns]
+    blocks.insert(1, np.tile(np.arange(kv_num_heads), sequence.size))
+    tasks = np.stack(blocks, axis=1)
+    total = int(_cost(tasks, group).sum())
+    tasks, splits = _split(tasks, group, total / (SHARES * num_threads))
+    return tasks[np.argsort(-_cost(tasks, group), kind="stable")], splits, total
+
+
+def _cost(tasks: np.ndarray, group: int) -> np.ndarray:
+    cost: np.ndarray = ((tasks[:, 6] - 1) // TILE - tasks[:, 5] // TILE + 1) * (tasks[:, 3] * group + 4)
+    return cost
+
+
+def _split(tasks: np.ndarray, group: int, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return tasks of which those that cost more than `most` are split into their spans, and `StepPlan.splits`."""
+    num_spans = (tasks[:, 6] - 1) // SPAN - tasks[:, 5] // SPAN + 1
+    chosen = (_cost(tasks, group) > most) & (num_spans > 1)
+    pieces, splits, part = [tasks[~chosen]], [], 0
+    for task, spans in zip(tasks[chosen], num_spans[chosen], strict=True):
+        rows = task[3] * group
+        piece = np.repeat(task[None], spans, axis=0)
+        edges = (task[5] // SPAN + np.arange(1, spans)) * SPAN
+        piece[1:, 5], piece[:-1, 6] = edges, edges
+        piece[:, 7] = part + np.arange(spans) * rows
+        pieces.append(piece)
+        splits.append((task[1], task[2], rows, part, spans))
+        part += spans * rows
+    return np.concatenate(pieces), np.array(splits, np.int64).reshape(-1, 5)
