@@ -105,6 +105,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts (text, token ids or conversations) together; outputs in the order of the prompts.
 
+        A request that fails on the way gets the finish reason "error" and its `error`; the others go on. If
+        interrupted, all pages are given back and the next call works. With `SamplingParams.n` > 1 an output is the
+        first, or with `best_of` the best, of n answers; all are in its `choices`.
+
         Parameters
         ----------
         prompts : a prompt, or an iterable of prompts
@@ -116,12 +120,6 @@ class LLM:
         ------
         InvalidRequestError
             A prompt is empty, malformed or too long to ever run; nothing has been started then.
-
-        Notes
-        -----
-        A request that fails on the way gets the finish reason "error" and its `error`; the others go on. If
-        interrupted, all pages are given back and the next call works. With `SamplingParams.n` > 1 an output is the
-        first, or with `best_of` the best, of n answers; all are in its `choices`.
         """
         requests = live = self.requests(prompts, sampling)
         try:
@@ -129,10 +127,9 @@ class LLM:
             with progress_bar(len(requests), "prompt", progress) as bar:
                 while live:
                     self._engine.step()
-                    done = len(live)
-                    live = [r for r in live if any(s.status is not RequestStatus.FINISHED for s in r.samples)]
-                    if done := done - len(live):
-                        bar.update(done)
+                    left = [r for r in live if any(s.status is not RequestStatus.FINISHED for s in r.samples)]
+                    bar.update(len(live) - len(left))
+                    live = left
         except BaseException:
             self._engine.abandon(requests)
             raise
