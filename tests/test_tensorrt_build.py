@@ -257,7 +257,6 @@ def test_the_command_where_there_is_no_gpu(tiny, monkeypatch, capsys):
     assert "no usable GPU: cuInit failed: no CUDA-capable device is detected" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [{"precision": "f32"}, {"precision": "f8"}, {"num_threads": 2}])
 @pytest.mark.parametrize(
     "options", [{"precision": "f32"}, {"precision": "f8"}, {"kv_dtype": "int8"}, {"num_threads": 2}]
 )
