@@ -103,11 +103,12 @@ def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any],
     if floats is None:
         path = export_onnx(model, folder / MODEL, dtype)
     else:
-        from contbatch.calibrate import calibrate, paragraphs
+        from contbatch.calibrate import calibrate, calibration_prompts
         from contbatch.quantize import Quantized
         from contbatch.tokenizer import load_tokenizer
 
-        found = Quantized.of(model, calibrate(floats, paragraphs("calibration", load_tokenizer(source))))
+        prompts = calibration_prompts(load_tokenizer(source), model.config.bos_token_id)
+        found = Quantized.of(model, calibrate(floats, prompts))
         path = export_onnx(found.model, folder / MODEL, dtype, steps=found.steps)
         more = {"errors": found.errors, "kept": sorted(found.errors.keys() - found.steps)}
     config, weights_sha256 = asdict(read_config(path)), read_metadata(path)["weights_sha256"]

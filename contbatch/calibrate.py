@@ -21,15 +21,24 @@ def paragraphs(name: str, tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(paragraph) for paragraph in text.split("\n\n")]
 
 
+def calibration_prompts(tokenizer: Tokenizer, bos_token_id: int | None) -> list[list[int]]:
+    """Return the paragraphs to calibrate with, every other one after the token that begins a text, if there is one."""
+    found = paragraphs("calibration", tokenizer)
+    first = [] if bos_token_id is None else [bos_token_id]
+    return [first + prompt if i % 2 == 0 else prompt for i, prompt in enumerate(found)]
+
+
 def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]]) -> dict[str, NDArray[np.float32]]:
-    """Have an exported float32 model read prompts, each by itself.
+    """Have an exported float32 model read prompts, each by itself and as far as its positions go.
 
     Returns
     -------
     dict of str to ndarray of float32, (num_tokens, width)
         The rows of all prompts for each of `contbatch.quantize.linear_inputs`.
     """
-    names = [value.name for value in linear_inputs(read_config(path))]
+    config = read_config(path)
+    names = [value.name for value in linear_inputs(config)]
+    prompts = [prompt[: config.max_position] for prompt in prompts]
     rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
     num_pages = -(-max(map(len, prompts)) // PAGE_SIZE)
     model = CPUModel(path, num_pages, PAGE_SIZE, observed=names)

@@ -59,12 +59,12 @@ def test_padding_changes_no_result_and_no_page(problem):
     assert [array.shape for array in new.values()] == [(size,), (size + 1,), (size,), (size, width), (size,)]
     assert [array.dtype for array in new.values()] == [array.dtype for array in arrays]
     indices = new["cumulative_sequence_length"], new["past_seqlens"], new["block_table"]
-    validate(*indices, size, len(problem.key_cache), problem.page_size, 10**6)
+    validate(*indices, size, len(problem.caches[0]), problem.page_size, 10**6)
     expected, *pages = problem.reference()
     qkv = np.concatenate([problem.qkv, np.ones((size - len(ids), problem.qkv.shape[1]), np.float32)])
     tables = problem.steps()[3:]
     heads = {"num_heads": problem.heads, "kv_num_heads": problem.kv_heads, "do_rotary": int(problem.rotary_dim > 0)}
-    caches = problem.key_cache, problem.value_cache
+    caches = problem.caches[0], problem.caches[1]
     output, *changed = paged_attention(qkv, None, None, *caches, *indices, *tables, **heads, **problem.attributes)
     assert same_bits([output[: len(ids)], *changed], [expected, *pages])
 

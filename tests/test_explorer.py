@@ -55,7 +55,7 @@ def test_ambiguous_and_unknown_names_are_errors_that_list_the_names():
     ):
         cb.explore(experiment(), low=(1, 8))
     with pytest.raises(
-        ExperimentError, match=r"one of policy, policy\.victim, workload, .*num_host_pages, got 'pages'"
+        ExperimentError, match=r"one of policy, policy\.victim, workload, .*num_host_pages, layout, got 'pages'"
     ):
         cb.explore(experiment(), pages=(1, 8))
     orca = experiment(policy=cb.Orca())

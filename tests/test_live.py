@@ -1,5 +1,6 @@
 """The live picture: what it says, how often it comes, when it stays away; in a kernel, with an interrupt."""
 
+import os
 import subprocess
 import sys
 import time
@@ -166,7 +167,8 @@ def kernel(tmp_path_factory):
     manager_class = pytest.importorskip("jupyter_client").KernelManager
     manager = manager_class(kernel_name="python3")
     folder = tmp_path_factory.mktemp("live")
-    manager.start_kernel(extra_arguments=["--IPKernelApp.log_level=50"])
+    env = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}  # which hides the picture
+    manager.start_kernel(extra_arguments=["--IPKernelApp.log_level=50"], env=env)
     client = manager.blocking_client()
     client.start_channels()
     try:
@@ -181,7 +183,7 @@ def kernel(tmp_path_factory):
 
 
 def execute(client, code, *, asks=False, act=None):
-    """Run code and return the messages that it sent; `act` is called when the first arrives."""
+    """Run code and return the messages that it sent; `act` is called when the second arrives."""
     sent = client.execute(code, allow_stdin=asks)
     messages = []
     while True:
@@ -193,7 +195,7 @@ def execute(client, code, *, asks=False, act=None):
             return messages
         if kind not in ("status", "execute_input"):
             messages.append((kind, content))
-            if act and len(messages) == 1:
+            if act and len(messages) == 2:
                 act()
 
 

@@ -44,7 +44,7 @@ def options():
 def node_model(problem, dtype):
     """A model of one PagedAttention, its pages gathered."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    cache = [len(problem.key_cache), problem.page_size, problem.kv_heads, problem.head_size]
+    cache = [len(problem.caches[0]), problem.page_size, problem.kv_heads, problem.head_size]
     values = [("query", kind, ["tokens", problem.qkv.shape[1]]), ("keys", kind, cache), ("values", kind, cache)]
     values += [(name, onnx.TensorProto.INT32, [None]) for name in ("cumulative", "past")]
     values.append(("table", onnx.TensorProto.INT32, [None, None]))
@@ -71,7 +71,7 @@ def node_model(problem, dtype):
 
 
 def run(problem, dtype=np.float32, by="onnxruntime"):
-    caches = problem.key_cache.astype(dtype), problem.value_cache.astype(dtype)
+    caches = problem.caches[0].astype(dtype), problem.caches[1].astype(dtype)
     arrays = problem.qkv.astype(dtype), *caches, problem.cumulative, problem.past, problem.table
     names = "query", "keys", "values", "cumulative", "past", "table"
     return RUN[by](node_model(problem, dtype)).run(None, dict(zip(names, arrays, strict=True)))
