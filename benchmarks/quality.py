@@ -10,13 +10,14 @@ many greedy answers are the same to the end, "until" after how many tokens they 
 import argparse
 from collections.abc import Sequence
 from math import exp
+from typing import Any
 
 import numpy as np
 
 import contbatch as cb
 from contbatch.calibrate import paragraphs, whole
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "f32": {},
     "bf16": {"precision": "bf16"},
     "f32, int8 pages": {"kv_dtype": "int8"},

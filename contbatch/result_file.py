@@ -22,6 +22,8 @@ from contbatch.provenance import Provenance, attach
 MANIFEST = "result.json"
 FORMAT = 1
 TABLES = ("requests", "steps", "segments", "tokens")
+UNKNOWN = "end_s", "max_num_seqs"
+"""Figures of a result that may be NaN, which JSON has not."""
 NAMED = [f.name for f in fields(Provenance) if f.name != "describe"]
 
 
@@ -48,7 +50,7 @@ def save_result(result: Result, path: str | os.PathLike[str]) -> None:
             "hash": provenance.hash,
             "experiment": description,
             **{name: getattr(result, name) for name in ("num_pages", "page_size", "detail")},
-            "end_s": None if np.isnan(result.end_s) else result.end_s,
+            **{name: None if np.isnan(value := getattr(result, name)) else value for name in UNKNOWN},
             "sha256": {name: sha256_of(new / f"{name}.parquet") for name in TABLES},
         }
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -79,13 +81,14 @@ def load_result(path: str | os.PathLike[str]) -> Result:
     rows = dict(iter(tokens.groupby("request_id", sort=False)))
     names = list(frames["requests"].request_id) if manifest["detail"] else []
     none = tokens.iloc[:0]
+    figures: dict[str, Any] = {name: float("nan") if manifest[name] is None else manifest[name] for name in UNKNOWN}
     result = Result(
         frames["requests"],
         frames["steps"],
         frames["segments"],
         token_s={name: rows.get(name, none).token_s.tolist() for name in names},
         token_ids={name: rows.get(name, none).token_id.tolist() for name in names},
-        end_s=float("nan") if manifest["end_s"] is None else manifest["end_s"],
+        **figures,
         **{name: manifest[name] for name in ("num_pages", "page_size", "detail")},
     )
     told = {name: manifest[name] for name in NAMED}
@@ -122,7 +125,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, Mapping) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, Mapping) else type(manifest).__name__
         raise ResultFileError(f"{file} must have format {FORMAT}, got {found!r}")
-    missing = {"hash", "experiment", "num_pages", "page_size", "detail", "end_s", "sha256", *NAMED} - manifest.keys()
+    missing = {"hash", "experiment", "num_pages", "page_size", "detail", "sha256", *UNKNOWN, *NAMED} - manifest.keys()
     if missing:
         raise ResultFileError(f"{file} lacks {', '.join(sorted(missing))}")
     if digest(manifest["experiment"]) != manifest["hash"]:

@@ -20,6 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
+from static_outputs import without_widgets
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -109,7 +110,7 @@ def run(name: str) -> None:
     where = {"metadata": {"path": FOLDER}}
     NotebookClient(notebook, timeout=1800, resources=where, record_timing=False, extra_arguments=QUIET).execute()
     notebook.metadata["contbatch"] = {"versions": installed()}
-    write(notebook, name)
+    write(without_widgets(notebook), name)
     pair(name, ".ipynb")
     print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
 

@@ -51,7 +51,14 @@ def assert_same(one, other):
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
         assert getattr(one, name).attrs == getattr(other, name).attrs
     for field in fields(cb.Result):
-        if field.name not in ("requests", "steps", "segments", "decisions", "end_s"):
+        if field.name not in (
+            "requests",
+            "steps",
+            "segments",
+            "decisions",
+            "end_s",
+            "experiment",
+        ):  # not saved as it is
             assert getattr(one, field.name) == getattr(other, field.name), field.name
     assert one.end_s == other.end_s or (np.isnan(one.end_s) and np.isnan(other.end_s))
 

@@ -17,9 +17,8 @@ RESERVATIONS: tuple[str, ...] = get_args(Reservation)
 class Orca(Policy):
     """Iteration-level scheduling that reserves the memory of the whole request at admission, so it never preempts.
 
-    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2). Simplified: no pipeline stages.
-    With the scheduler's `layout="contiguous"` and `page_size=1` the memory is that of the paper, external fragmentation
-    included; with paged memory only the reservation remains.
+    First come, first served at every iteration (Yu et al., OSDI 2022, section 4.2), without pipeline stages. With the
+    scheduler's `layout="contiguous"` and `page_size=1` memory is that of the paper; if paged, only reserved alike.
 
     Parameters
     ----------
