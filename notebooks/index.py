@@ -62,6 +62,18 @@
 # <img src="pictures/07_workloads.png" alt="" width="400">
 
 # %% [markdown]
+# ### [08_widgets](08_widgets.ipynb)
+# Sliders and a film
+#
+# <img src="pictures/08_widgets.png" alt="" width="400">
+
+# %% [markdown]
+# ### [09_batch_invariance](09_batch_invariance.ipynb)
+# Does the company matter?
+#
+# <img src="pictures/09_batch_invariance.png" alt="" width="400">
+
+# %% [markdown]
 # ### [10_orca](10_orca.ipynb)
 # Orca: scheduling at every iteration
 #
@@ -90,6 +102,24 @@
 # The textbook example, and its limits
 #
 # <img src="pictures/14_teaching.png" alt="" width="400">
+
+# %% [markdown]
+# ### [15_host_or_rent](15_host_or_rent.ipynb)
+# To host or to rent
+#
+# <img src="pictures/15_host_or_rent.png" alt="" width="400">
+
+# %% [markdown]
+# ### [16_many_gpus](16_many_gpus.ipynb)
+# Many GPUs
+#
+# <img src="pictures/16_many_gpus.png" alt="" width="400">
+
+# %% [markdown]
+# ### [17_measures](17_measures.ipynb)
+# What to measure
+#
+# <img src="pictures/17_measures.png" alt="" width="400">
 
 # %% [markdown]
 # ## Is everything there?
