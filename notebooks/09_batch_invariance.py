@@ -126,7 +126,7 @@ print(f"{equal:,} of {total:,} rows of logits have equal bits")
 # ## Why an order matters, and who keeps one
 #
 # A kernel that is given few rows may cut each row's sum into parts for its cores or registers, and add up the parts at the end. The same
-# 256 numbers in 1, 2, … 256 parts:
+# 256 numbers in 1, 2, … 256 parts (256 parts of one number each are one part again):
 
 # %% tags=["picture"]
 numbers = np.random.default_rng(seed).standard_normal((256, 1000)).astype(np.float32)

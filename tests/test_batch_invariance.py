@@ -1,4 +1,4 @@
-"""Logits of a request, bit by bit: alone, in any batch, in chunks, preempted, with cached pages, in pages of any size."""
+"""Logits of a request, bit by bit: alone, in any batch, in chunks, preempted, with cached pages, at any page size."""
 
 from collections import Counter
 
@@ -168,8 +168,7 @@ def test_one_bit_that_hangs_on_the_company_is_found(models, monkeypatch):
     original = CPUModel.forward
     monkeypatch.setattr(CPUModel, "forward", forward)
     with pytest.raises(AssertionError):
-        for seed in range(5):
-            check(models, seed)
+        check(models, 2)
 
 
 def test_rows_of_a_step_do_not_see_how_many_there_are(models):
