@@ -76,6 +76,15 @@ def padded(inputs: Mapping[str, np.ndarray], size: int, width: int) -> dict[str,
     return {name: new[name] if name in new else np.pad(inputs[name], (0, size - len(inputs[name]))) for name in TYPES}
 
 
+def without_single_rows(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Repeat a step's only token, or only row of logits; the token added belongs to no sequence.
+
+    Libraries multiply a single row in an order of their own, so that its bits would tell who was alone.
+    """
+    rows = ("input_ids", "logits_indices")
+    return {**inputs, **{name: np.repeat(inputs[name], 2) for name in rows if len(inputs[name]) == 1}}
+
+
 def pack(step: SchedulerOutput) -> StepInputs:
     """Pack the grants of a step, in their order.
 

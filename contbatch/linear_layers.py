@@ -60,9 +60,9 @@ class LinearLayers:
         whole = stacked(packed) if self.dtype == FLOAT and len(packed) == len(keys) else None
         return self.weight(name, *keys) if whole is None else self.widened(name, *self.codes(name, whole))
 
-    def codes(self, name: str, packed: PackedWeight) -> list[ir.Value]:
-        """Make initializers of codes, scales and, where there are any, zeros."""
-        kind = ir.DataType.INT8 if packed.bits == 8 else ir.DataType.UINT4
+    def codes(self, name: str, packed: PackedWeight, narrow: bool = True) -> list[ir.Value]:
+        """Make initializers of codes, scales and, where there are any, zeros; 4-bit codes in bytes unless `narrow`."""
+        kind = INT8 if packed.bits == 8 else ir.DataType.UINT4 if narrow else ir.DataType.UINT8
         parts = [
             self.constant(f"{name}.codes", packed.codes, kind),
             self.constant(f"{name}.scales", packed.scales, FLOAT),
@@ -81,7 +81,8 @@ class LinearLayers:
         if packed is None or self.dtype != FLOAT:
             whole = self.weight("embed.weight", "embed")
             return whole, self.op("Gather", "embed", whole, ids)
-        parts = self.codes("embed.weight", packed)
+        # OpenVINO gathers rubbish, or crashes, from 4-bit codes that a matrix product takes as well.
+        parts = self.codes("embed.weight", packed, narrow=not self.config.tie_word_embeddings)
         rows = [self.op("Gather", f"embed.{i}", part, ids) for i, part in enumerate(parts)]
         table = self.widened("embed.weight", *parts) if self.config.tie_word_embeddings else None
         return table, self.widened("embed", *rows)

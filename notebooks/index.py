@@ -68,6 +68,12 @@
 # <img src="pictures/08_widgets.png" alt="" width="400">
 
 # %% [markdown]
+# ### [09_batch_invariance](09_batch_invariance.ipynb)
+# Does the company matter?
+#
+# <img src="pictures/09_batch_invariance.png" alt="" width="400">
+
+# %% [markdown]
 # ### [10_orca](10_orca.ipynb)
 # Orca: scheduling at every iteration
 #

@@ -97,7 +97,7 @@ def is_experiment(notebook):
 def test_an_experiment_has_one_cell_of_parameters(path):
     notebook = read(path)
     tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert len(tagged) == is_experiment(notebook)
+    assert is_experiment(notebook) <= len(tagged) <= 1
     for cell in tagged:
         assert all(re.match(r"[\w, ]+ = ", line) for line in cell.source.splitlines())
 

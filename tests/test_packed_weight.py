@@ -73,6 +73,7 @@ def quantised(folder, kinds, **changes):
 
 MIXES = {
     "like SmolLM2": ({"": "Q4_1", "token_embd": "Q8_0"}, {"tie_word_embeddings": True}, {"UINT4", "INT8"}),
+    "tied in 4 bits": ({"": "Q4_1"}, {"tie_word_embeddings": True}, {"UINT4", "UINT8"}),
     "untied": ({"": "Q8_0", "output": "Q4_0", "token_embd": "Q4_1"}, {}, {"UINT4", "INT8"}),
     "q not like k": ({"": "Q4_0", "attn_k": "Q8_0"}, {"attention_bias": True}, {"UINT4"}),
     "nothing packed": ({"": "F16"}, {}, set()),
@@ -86,7 +87,7 @@ def test_logits_equal_those_of_widened_weights(mix, tmp_path):
     path = export_onnx(model, tmp_path / "m.onnx")
     onnx.checker.check_model(path)
     small = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in onnx.load(path).graph.initializer}
-    assert small & {"UINT4", "INT8"} == types
+    assert small & {"UINT4", "UINT8", "INT8"} == types
     sequences = prompts_for(STEPS, 256)
     expected = np.concatenate([dense_logits(model, ids) for ids in sequences])
     for runner in (ReferenceModel(path, 48, 3), CPUModel(path, 40, 16)):

@@ -20,7 +20,7 @@ from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.graph import rotary_tables
-from contbatch.inputs import require_valid
+from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.cpu import plan_step
@@ -178,7 +178,7 @@ class CPUModel:
         if (precision == "w8a8") != (metadata.get("quantization") == "w8a8"):
             raise UnsupportedModelError(f"{path}: precision {precision!r}, quantization {metadata.get('quantization')}")
         self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
-        self.num_threads = num_threads
+        self.num_threads, self._precision = num_threads, precision
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
@@ -191,21 +191,26 @@ class CPUModel:
             raise
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
-        """Run one step: see `PagedModel.forward`; the next call, of whatever thread, overwrites the logits."""
+        """Run one step: see `PagedModel.forward`; the next call, of whatever thread, overwrites the logits.
+
+        With f32 and w8a8 a row's bits don't depend on what else is in the step, or in earlier ones.
+        """
         with self._lock:
-            return self._forward(inputs)
+            return self._forward(inputs, self._precision == "f32")[: len(inputs["logits_indices"])]
 
     def observe(self, inputs: Mapping[str, np.ndarray]) -> dict[str, NDArray[np.float32]]:
         """Run one step like `forward`; return copies of the values to be observed, a row for each token or logit."""
         with self._lock:
-            self._forward(inputs)
+            self._forward(inputs, False)
             return {name: self._request.get_tensor(name).data.copy() for name in self._observed}
 
-    def _forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
+    def _forward(self, inputs: Mapping[str, np.ndarray], invariant: bool) -> NDArray[np.float32]:
         pages, config = self._pages, self.config
         if pages is None:
             raise RunnerError("forward() after close()")
         require_valid(inputs, config.vocab_size)
+        if invariant:  # one row times packed weights is added up in another order than several
+            inputs = without_single_rows(inputs)
         pages.nodes.clear()  # OpenVINO copies a node to infer shapes, and drops the copy
         pages.plan = plan_step(
             *(inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")),
