@@ -163,6 +163,16 @@ def test_the_quickstart_in_jupyterlab(browser, lab):
     page.close()
 
 
+@pytest.fixture(scope="module")
+def crowded():
+    """A run with 256 seats, a thousand steps, swaps and shared pages."""
+    workload = cb.Poisson(
+        rate=200, num_requests=1000, seed=1, prefix=cb.SharedPrefix(64, 3), output=cb.lengths.Uniform(30, 200)
+    )
+    experiment = cb.Experiment(policy=cb.ContinuousBatching(), workload=workload, max_num_seqs=256, num_pages=2500)
+    return cb.replay(cb.run(experiment.replace(num_host_pages=500, prefix_cache=True)))
+
+
 def test_the_script_shows_the_states_of_the_film_wherever_one_jumps(browser, crowded):
     page, faults = watched(browser)
     page.goto("about:blank")
