@@ -17,6 +17,8 @@ class _Hold:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.waiting is not None:
+            # Now, since it may hit the end of the block before that puts the handler back: nobody would hold any more.
+            signal.signal(signal.SIGINT, self.handler)
             self.handler(number, frame)
         self.waiting = number, frame
 

@@ -44,6 +44,7 @@ def test_an_interrupt_at_any_line(llm, others, again_after):
         begun = next(stream) if others else ""
         with pytest.raises(KeyboardInterrupt):
             raise_at(line, lambda: tokens_of(llm), again_after)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if others:
             assert begun + "".join(stream) == text
         assert llm.num_free_pages == 32 or again_after
