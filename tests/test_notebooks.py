@@ -107,11 +107,11 @@ def test_papermill_runs_one_with_other_parameters(tmp_path):
     pytest.importorskip("papermill")
     shutil.copy(FOLDER / "04_sweeps.ipynb", tmp_path / "in.ipynb")
     command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "--no-progress-bar", "--no-log-output"]
-    command += ["-p", "num_requests", "15", "-p", "model", "opt-1.3b"]
+    command += ["-p", "num_requests", "15", "-p", "model", "mistral-7b"]
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
     out = read(tmp_path / "out.ipynb")
     assert [cell.source for cell in out.cells if "injected-parameters" in cell.metadata.get("tags", [])] == [
-        '# Parameters\nnum_requests = 15\nmodel = "opt-1.3b"\n'
+        '# Parameters\nnum_requests = 15\nmodel = "mistral-7b"\n'
     ]
     text = json.dumps(out.cells)
     assert "15 requests in " in text
