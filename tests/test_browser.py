@@ -5,6 +5,7 @@ Set CONTBATCH_SCREENSHOTS to a folder to keep what was seen.
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -72,6 +73,7 @@ def lab(tmp_path_factory):
         "ServerApp.root_dir": folder / "notebooks",
         "IdentityProvider.token": token,
         "LabApp.extension_manager": "readonly",
+        "LabApp.expose_app_in_browser": True,
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", *(["--allow-root"] if os.geteuid() == 0 else [])]
     command += [f"--{name}={value}" for name, value in settings.items()]
@@ -115,7 +117,8 @@ def run_all(page, lab, name):
     """Open a notebook and run its cells to the last."""
     address, token = lab
     page.goto(f"{address}/{name}.ipynb?token={token}&reset")
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
+    # Idle before there is a kernel, too: run then, and JupyterLab asks which kernel to have, and waits.
+    page.get_by_role("button", name=re.compile(r"^Python 3 .*\| Idle$")).wait_for()
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     page.wait_for_selector(".cb-replay canvas", state="attached")
@@ -159,6 +162,58 @@ def test_the_quickstart_in_jupyterlab(browser, lab):
     page.wait_for_function("old => document.querySelector('.contbatch-explore img').src !== old", arg=picture)
     assert "rate=16.0" in explorer.locator("code").inner_text()
     keep(page, "quickstart_explore")
+    assert faults == []
+    page.close()
+
+
+def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
+    page, faults = watched(browser)
+    explorer, player = run_all(page, lab, "08_widgets")
+    # Every control has a name, and is reached by the tabulator key.
+    for name in ("num_pages", "policy", "victim"):
+        assert explorer.get_by_label(name, exact=True).evaluate("e => e.tagName") == "SELECT"
+    assert explorer.get_by_role("slider").evaluate_all("es => es.map(e => e.getAttribute('aria-label'))") == ["rate"]
+    assert [
+        name for name in ("Pin this run", "Unpin all") if explorer.get_by_role("button", name=name).count() != 1
+    ] == []
+    nameless = "es => es.filter(e => !e.getAttribute('aria-label')).map(e => e.outerHTML)"
+    assert player.locator("button, input, select").evaluate_all(nameless) == []
+    explorer.get_by_label("policy", exact=True).select_option(label="StaticBatching()")
+    size = explorer.get_by_label("batch_size", exact=True)
+    size.fill("0")
+    size.press("Enter")
+    said = "text => document.querySelector('.contbatch-explore [role=status]').textContent === text"
+    page.wait_for_function(said, arg="batch_size must be an integer ≥ 1, got 0")
+    size.fill("12")
+    size.press("Enter")
+    page.wait_for_function("() => !document.querySelector('.contbatch-explore [role=status]').textContent")
+    assert "policy=cb.StaticBatching(batch_size=12)" in explorer.locator("code").inner_text()
+    keep(page, "explore")
+    # The kernel moved the player to the longest queue; the keys move it on.
+    player.scroll_into_view_if_needed()
+    number = int(player.locator(".clock").inner_text().split()[1])
+    assert number > 1
+    player.focus()
+    for keys, moved in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("ArrowLeft", 10), ("Shift+ArrowLeft", 0)):
+        player.press(keys)
+        assert int(player.locator(".clock").inner_text().split()[1]) == number + moved
+    assert "waiting" in player.get_by_role("status").inner_text()
+    light = pixels(player)
+    player.press("ArrowDown")
+    assert pixels(player) != light  # chosen
+    player.press("Escape")
+    assert pixels(player) == light
+    player.press(" ")
+    assert player.get_by_role("button", name="Pause", exact=True).count() == 1
+    player.press(" ")
+    assert player.get_by_role("button", name="Play", exact=True).count() == 1
+    keep(page, "replay")
+    canvas = player.locator("canvas").first.evaluate("element => element.toDataURL()")
+    page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+    page.wait_for_function("old => document.querySelector('.cb-replay canvas').toDataURL() !== old", arg=canvas)
+    assert pixels(player) != light
+    keep(page, "replay_dark")
     assert faults == []
     page.close()
 
