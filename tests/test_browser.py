@@ -30,6 +30,7 @@ sync_playwright = pytest.importorskip("playwright.sync_api", reason="pip install
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 240_000
+PIXELS = "element => [...element.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join()"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
 
 
@@ -133,8 +134,8 @@ def keep(page, name):
 
 
 def pixels(player):
-    """What is on the two canvases."""
-    return player.evaluate("element => [...element.querySelectorAll(':scope canvas')].map(c => c.toDataURL()).join()")
+    """What is on its canvases."""
+    return player.evaluate(PIXELS)
 
 
 def test_the_quickstart_in_jupyterlab(browser, lab):
@@ -208,11 +209,9 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     player.press(" ")
     assert player.get_by_role("button", name="Play", exact=True).count() == 1
     keep(page, "replay")
-    canvas = player.locator("canvas").first.evaluate("element => element.toDataURL()")
     page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
     page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
-    page.wait_for_function("old => document.querySelector('.cb-replay canvas').toDataURL() !== old", arg=canvas)
-    assert pixels(player) != light
+    page.wait_for_function(f"old => ({PIXELS})(document.querySelector('.cb-replay')) !== old", arg=light)
     keep(page, "replay_dark")
     assert faults == []
     page.close()
