@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contbatch.player_view import View
     from contbatch.tokenizer import Tokenizer
 
-SCRIPT = Path(__file__).with_name("replay.js")
+SCRIPTS = ("film.js", "canvas.js", "replay.js")
 ARRAYS = ("now", "bound", "starts", "changes")
 PAGE = """<!doctype html>
 <html lang="en">
@@ -37,6 +37,11 @@ openPage(document.getElementById("replay"), JSON.parse(document.getElementById("
 </script>
 </html>
 """
+
+
+def script() -> str:
+    """Join the player's scripts to one, since neither a widget nor a saved page has another to import."""
+    return "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SCRIPTS)
 
 
 class Player:
@@ -85,9 +90,8 @@ class Player:
         # Ids and texts of a log may hold anything, such as the end of the script that they stand in.
         told = json.dumps(film).replace("<", "\\u003c")
         title = escape(f"{self.film.settings['policy']}: {len(self.film)} steps")
-        script = SCRIPT.read_text(encoding="utf-8")
         target = Path(path)
-        target.write_text(PAGE.format(title=title, film=told, script=script), encoding="utf-8")
+        target.write_text(PAGE.format(title=title, film=told, script=script()), encoding="utf-8")
         return target
 
     def close(self) -> None:

@@ -3,13 +3,13 @@
 import anywidget
 import traitlets
 
-from contbatch.player import SCRIPT
+from contbatch.player import script
 
 
 class View(anywidget.AnyWidget):
     """All of a film, sent once; then only the step."""
 
-    _esm = SCRIPT
+    _esm = script()
     about = traitlets.Dict().tag(sync=True)
     now = traitlets.Bytes().tag(sync=True)
     bound = traitlets.Bytes().tag(sync=True)

@@ -1,11 +1,9 @@
-// Plays a film (contbatch/film.py): seats, queue, pages and tokens, step by step. Used by the widget and by saved pages.
+// Plays a film (film.js): seats, queue, pages and tokens, step by step. Used by the widget and by saved pages.
 
-const SEAT = 0, WORK = 1, PAGE = 2, ENTER = 3, LEAVE = 4, TOKEN = 5, GONE = 6;
-const FREE = -1, CACHED = -2, SHARED = -3;
 const HOLDERS = ["#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#CC79A7"]; // Okabe and Ito's
 const WORK_COLOURS = ["#999999", "#E69F00", "#0072B2", "#D55E00"], HELD = 3;
 const WORK_NAMES = ["sits the step out", "prompt", "answer, token by token", "finished, seat kept: wasted"];
-const QUEUE_MARKS = ["", "✕ ", "⇄ "], QUEUE_NAMES = ["", "preempted", "swapped out"];
+const QUEUE_MARKS = ["", "✕ ", "⇄ "];
 const SPEEDS = [1, 2, 5, 10, 20, 60];
 
 const STYLE = `
@@ -26,154 +24,6 @@ const STYLE = `
 .cb-replay li.x1, .cb-replay li.x2 { border-width: 2px; border-style: dashed; }
 .cb-replay .answer { white-space: pre-wrap; overflow-wrap: anywhere; min-height: 2.6em; max-height: 6em; overflow-y: auto; }
 `;
-
-export class Film {
-  // Holds the state while a step runs; earlier ones come back from keyframes, so memory grows with steps / KEY · pages.
-  constructor(about, arrays) {
-    Object.assign(this, about); // settings, requests, texts
-    this.now = new Float64Array(arrays.now);
-    this.bound = new Uint8Array(arrays.bound);
-    this.starts = new Int32Array(arrays.starts);
-    this.changes = new Int32Array(arrays.changes);
-    this.length = this.now.length;
-    this.every = Math.max(64, Math.ceil(Math.sqrt(this.length)));
-    this.keyframes = [];
-    this.tokens = new Map(); // request: [step, token, step, token, …]
-    for (let step = 0; step < this.length; step++) {
-      for (let i = 3 * this.starts[step]; i < 3 * this.starts[step + 1]; i += 3) {
-        if (this.changes[i] !== TOKEN) continue;
-        const request = this.changes[i + 1];
-        if (!this.tokens.has(request)) this.tokens.set(request, []);
-        this.tokens.get(request).push(step, this.changes[i + 2]);
-      }
-    }
-    this.rewind();
-  }
-
-  rewind() {
-    this.step = -1;
-    this.seats = new Int32Array(this.settings.max_num_seqs).fill(-1);
-    this.work = new Uint8Array(this.settings.max_num_seqs);
-    this.pages = new Int32Array(this.settings.num_pages).fill(FREE);
-    this.queue = [];
-    this.numGone = 0;
-  }
-
-  // Go to a step; returns the pages that changed, or null if any may have.
-  go(step) {
-    const isNext = step === this.step + 1;
-    const key = this.keyframes[Math.floor(step / this.every)];
-    if (step < this.step || (key && key.step > this.step)) {
-      if (key) Object.assign(this, key, { seats: key.seats.slice(), work: key.work.slice(), pages: key.pages.slice(), queue: key.queue.slice() });
-      else this.rewind();
-    }
-    const changed = [];
-    while (this.step < step) this.advance(changed);
-    return isNext ? changed : null;
-  }
-
-  advance(changed) {
-    this.step++;
-    this.preempted = [];
-    for (let i = 3 * this.starts[this.step]; i < 3 * this.starts[this.step + 1]; i += 3) {
-      const where = this.changes[i + 1], which = this.changes[i + 2];
-      switch (this.changes[i]) {
-        case SEAT: this.seats[where] = which; break;
-        case WORK: this.work[where] = which; break;
-        case PAGE: this.pages[where] = which; changed.push(where); break;
-        case ENTER: this.queue.splice(where, 0, which); if (which & 3) this.preempted.push(which >> 2); break;
-        case LEAVE: this.queue.splice(where, 1); break;
-        case GONE: this.numGone++; break;
-      }
-    }
-    if (this.step % this.every === 0 && !this.keyframes[this.step / this.every]) {
-      const { step, seats, work, pages, queue, numGone, preempted } = this;
-      this.keyframes[step / this.every] = { step, numGone, preempted, seats: seats.slice(), work: work.slice(), pages: pages.slice(), queue: queue.slice() };
-    }
-  }
-
-  // How many tokens a request has when the step has run.
-  count(request) {
-    const tokens = this.tokens.get(request) ?? [];
-    let low = 0, high = tokens.length / 2;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (tokens[2 * middle] <= this.step) low = middle + 1; else high = middle;
-    }
-    return low;
-  }
-
-  text(token) { return this.texts ? this.texts[token] : `${token} `; }
-
-  lastToken(request) {
-    const n = this.count(request);
-    return n ? this.text(this.tokens.get(request)[2 * n - 1]) : "";
-  }
-
-  answer(request, most) {
-    const n = this.count(request), first = Math.max(0, n - most), words = first ? ["… "] : [];
-    for (let i = first; i < n; i++) words.push(this.text(this.tokens.get(request)[2 * i + 1]));
-    return words.join("");
-  }
-
-  describe() {
-    const { seats, pages, queue, settings } = this;
-    const taken = seats.reduce((n, request) => n + (request >= 0), 0);
-    let free = 0, cached = 0, shared = 0;
-    for (const owner of pages) { free += owner === FREE; cached += owner === CACHED; shared += owner === SHARED; }
-    const waits = [0, 0, 0];
-    for (const entry of queue) waits[entry & 3]++;
-    const back = QUEUE_NAMES.slice(1).map((name, i) => waits[i + 1] && `${waits[i + 1]} ${name}`).filter(Boolean).join(", ");
-    const limits = this.limits.filter((_, i) => this.bound[this.step] & (1 << i)).join(", ");
-    return `${taken} of ${seats.length} seats taken, ${queue.length} waiting${back && ` (${back})`}, ${this.numGone} gone. ` +
-      `${pages.length - free - cached} of ${pages.length} pages held${shared ? `, ${shared} of them shared` : ""}` +
-      `${settings.prefix_cache ? `, ${cached} cached` : ""}.${limits && ` Not enough ${limits}.`}`;
-  }
-}
-
-function element(tag, parent, properties = {}, text = "") {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(text);
-  parent.append(made);
-  return made;
-}
-
-// A pattern tells apart without colour; drawn once for each pair of colours.
-const patterns = new Map();
-function pattern(context, kind, ink, paper) {
-  const name = kind + ink + paper;
-  if (!patterns.has(name)) {
-    const tile = new OffscreenCanvas(8, 8), pen = tile.getContext("2d");
-    pen.fillStyle = paper;
-    pen.fillRect(0, 0, 8, 8);
-    pen.strokeStyle = pen.fillStyle = ink;
-    pen.lineWidth = 1.5;
-    pen.beginPath();
-    if (kind !== "dots") for (const x of [-8, 0, 8]) { pen.moveTo(x, 8); pen.lineTo(x + 8, 0); }
-    if (kind === "cross") for (const x of [-8, 0, 8]) { pen.moveTo(x, 0); pen.lineTo(x + 8, 8); }
-    pen.stroke();
-    if (kind === "dots") for (const [x, y] of [[1, 1], [5, 5]]) pen.fillRect(x, y, 2, 2);
-    patterns.set(name, context.createPattern(tile, "repeat"));
-  }
-  return patterns.get(name);
-}
-
-const isDark = (colour) => { const [r, g, b] = colour.match(/[\d.]+/g).map(Number); return r * 0.3 + g * 0.59 + b * 0.11 < 128; };
-const onColour = (colour) => (colour === "#0072B2" ? "white" : "black"); // contrast of 5 to 1 or more
-
-// A canvas as wide as its parent, sharp on every screen; returns its pen.
-function resize(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
-  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-    canvas.width = Math.round(width * scale);
-    canvas.height = Math.round(height * scale);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-  }
-  const pen = canvas.getContext("2d");
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  return pen;
-}
 
 // Show a film in an element. `start` is the first step shown; `onStop` is told the step whenever it stays for a while.
 export function mount(parent, film, { start = 0, onStop = () => {} } = {}) {

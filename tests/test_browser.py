@@ -24,9 +24,9 @@ from smollm2 import model_path
 from test_film import played
 
 import contbatch as cb
-from contbatch.player import ARRAYS, SCRIPT
+from contbatch.player import ARRAYS, script
 
-sync_playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'contbatch[dev]'").sync_playwright
+playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'contbatch[dev]'")
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 240_000
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PAT
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
+    with playwright_api.sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield opened
@@ -133,6 +133,11 @@ def keep(page, name):
         page.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def says(explorer, code):
+    """Wait until it has simulated what it was set to, and tells the code of it."""
+    playwright_api.expect(explorer.locator("code")).to_contain_text(code, timeout=PATIENCE_MS)
+
+
 def pixels(player):
     """What is on its canvases."""
     return player.evaluate(PIXELS)
@@ -161,7 +166,7 @@ def test_the_quickstart_in_jupyterlab(browser, lab):
     handle = explorer.get_by_role("slider", name="rate", exact=True)
     handle.press("End")
     page.wait_for_function("old => document.querySelector('.contbatch-explore img').src !== old", arg=picture)
-    assert "rate=16.0" in explorer.locator("code").inner_text()
+    says(explorer, "rate=16.0")
     keep(page, "quickstart_explore")
     assert faults == []
     page.close()
@@ -187,13 +192,13 @@ def test_widgets_by_keyboard_and_in_the_dark(browser, lab):
     page.wait_for_function(said, arg="batch_size must be an integer ≥ 1, got 0")
     size.fill("12")
     size.press("Enter")
-    page.wait_for_function("() => !document.querySelector('.contbatch-explore [role=status]').textContent")
-    assert "policy=cb.StaticBatching(batch_size=12)" in explorer.locator("code").inner_text()
+    says(explorer, "policy=cb.StaticBatching(batch_size=12)")
+    assert explorer.get_by_role("status").inner_text() == ""
     keep(page, "explore")
     # The kernel moved the player to the longest queue; the keys move it on.
     player.scroll_into_view_if_needed()
+    page.wait_for_function("() => Number(document.querySelector('.cb-replay .clock').textContent.split(' ')[1]) > 1")
     number = int(player.locator(".clock").inner_text().split()[1])
-    assert number > 1
     player.focus()
     for keys, moved in (("ArrowRight", 1), ("Shift+ArrowRight", 11), ("ArrowLeft", 10), ("Shift+ArrowLeft", 0)):
         player.press(keys)
@@ -238,7 +243,7 @@ def test_the_script_shows_the_states_of_the_film_wherever_one_jumps(browser, cro
             const bytes = ([name, text]) => [name, Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer];
             window.film = new module.Film(about, Object.fromEntries(Object.entries(arrays).map(bytes)));
         }""",
-        [SCRIPT.read_text(encoding="utf-8"), crowded._about(), arrays],
+        [script(), crowded._about(), arrays],
     )
     steps = [0, 1, 2, 300, 299, 640, 639, 641, len(film) - 1, 64, 63, 65, 0, 500]
     for step in steps:

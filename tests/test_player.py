@@ -134,4 +134,4 @@ def test_the_script_is_part_of_the_package():
     from pathlib import Path
 
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    assert player.SCRIPT.name in project["tool"]["setuptools"]["package-data"]["contbatch"]
+    assert project["tool"]["setuptools"]["package-data"]["contbatch"] == list(player.SCRIPTS)
