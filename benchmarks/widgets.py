@@ -1,4 +1,4 @@
-"""What the widgets take: a move of a slider in `explore`, of 200 requests; a frame of `replay` in Chromium, of 256 seats.
+"""What the widgets take: a move of a slider in `explore` (200 requests), a frame of `replay` in Chromium (256 seats).
 
 Goals: 300 ms a move; 16.7 ms a frame, so that 60 steps a second stay fluid.
 """
