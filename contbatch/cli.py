@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except ContbatchError as error:
+    except (ContbatchError, OSError) as error:  # such as a page for a folder that there is not
         print(f"contbatch: error: {error}", file=sys.stderr)
         return 1
 

@@ -7,6 +7,7 @@ from importlib.metadata import metadata
 
 import pytest
 
+import contbatch as cb
 from contbatch import cli, doctor
 
 
@@ -30,6 +31,15 @@ def test_export_prints_the_folder(tmp_path, monkeypatch, capsys):
     assert kernels == f"{model}/ptx"
     assert cli.main([*arguments, "--dtype", "float32", "--ptx", "80"]) == 1
     assert "contbatch: error: the GPU kernel takes float16 or bfloat16" in capsys.readouterr().err
+
+
+def test_a_page_that_can_not_be_written_is_one_line(tmp_path, capsys):
+    log = cb.DecisionLog()
+    cb.run(cb.Experiment(workload=cb.Poisson(rate=4, num_requests=2, seed=0), policy=cb.OneAtATime()), log=log)
+    log.save(tmp_path / "run.jsonl")
+    page = tmp_path / "none" / "page.html"
+    assert cli.main(["replay", str(tmp_path / "run.jsonl"), "-o", str(page)]) == 1
+    assert capsys.readouterr().err.splitlines() == [f"contbatch: error: [Errno 2] No such file or directory: '{page}'"]
 
 
 def test_errors_are_one_line(capsys):
