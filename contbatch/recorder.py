@@ -12,8 +12,8 @@ from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
-from contbatch.step import Grant, SchedulerOutput
-from contbatch.step_counts import count
+from contbatch.step import DecodeSums, Grant, SchedulerOutput
+from contbatch.step_counts import count, count_carried
 from contbatch.step_ends import StepEnds
 from contbatch.step_rows import StepRows, Stretch
 
@@ -85,9 +85,14 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._count(step, scheduler, 0, len(step.grants) - padded, padded)
 
+    def begin_carried(self, scheduler: Scheduler, sums: DecodeSums, now: float) -> None:
+        """Do the same if all who run are carried; see `end_carried`."""
+        self._carry(scheduler, scheduler.num_steps, now)
+        self._counts = count_carried(scheduler, sums)
+
     def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
         """Note who is carried from this step on, rather than listed."""
-        if scheduler.decoders:
+        if scheduler.decoders and scheduler.decoders.joined:
             for request in scheduler.decoders.joined:
                 self._turn(request, "decode", step, now).carried_since = len(self._ends)
             scheduler.decoders.joined.clear()
@@ -106,7 +111,7 @@ class Recorder:
             self._note_carried(live)
             live.carried_since = None
 
-    def _end_carried(self, start: float, ends: list[float]) -> None:
+    def _note_ends(self, start: float, ends: list[float]) -> None:
         """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
         if len(self._ends) >= KEPT:
             for live in self._live.values():
@@ -128,7 +133,7 @@ class Recorder:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
         end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
         if sampled := step.decoders.num_requests:
-            self._end_carried(now, [end_s])
+            self._note_ends(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
                 sampled += self._note_tokens(request, end_s)
@@ -159,12 +164,10 @@ class Recorder:
         left : list of Request
             Those that gave up their seats in the last of them.
         """
-        ends, num_steps, decoded = stretch.ends, len(stretch.ends), step.decoders.num_requests
+        ends, num_steps, decoded = stretch.ends, len(stretch.ends), 0
         last = step.step + num_steps
         self._end_s = ends[-1]
-        if decoded:
-            self._end_carried(stretch.starts[0], ends)
-        longest = max((b - a for a, b in pairwise(ends if step.grants else ())), default=0.0)
+        longest = max((b - a for a, b in pairwise(ends)), default=0.0)
         for request, start, _, samples, _ in step.grants:
             live = self._live[request.request_id]
             if samples:
@@ -178,6 +181,15 @@ class Recorder:
                 self._live[request.request_id].hold(step.step + nth, pages, 0)
         self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
+
+    def end_carried(self, first: int, stretch: Stretch, num_decoding: int, left: list[Request]) -> None:
+        """Record begun steps from number `first` on in which all who run are carried, after their update."""
+        ends = stretch.ends
+        self._end_s = ends[-1]
+        self._note_ends(stretch.starts[0], ends)
+        self._steps.add(first, stretch, 0.0, (*self._counts, num_decoding, len(left)), num_decoding)
+        if left:
+            self.leave(left, first + len(ends), ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""

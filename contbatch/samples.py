@@ -62,7 +62,8 @@ def answered(left: Sequence[Request]) -> list[Request]:
     if not left:
         return []
     first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
-    return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
+    finished = RequestStatus.FINISHED
+    return [r for r in first if r.status is finished and (not r.children or all(c.status is finished for c in r.children))]
 
 
 def best_samples(request: Request) -> list[Request]:

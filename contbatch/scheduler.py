@@ -24,7 +24,7 @@ from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.runnable import require_runnable
 from contbatch.samples import live_samples, make_children, unforked
-from contbatch.step import SchedulerOutput
+from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
 FORKING, HELD, FINISHED = RequestStatus.FORKING, RequestStatus.HELD, RequestStatus.FINISHED
@@ -208,10 +208,10 @@ class Scheduler:
             self._settle(1)
         return self.drain_released()
 
-    def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
-        """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
+    def skip(self, grants: Sequence[Grant], num_steps: int) -> list[Request]:
+        """Count decode steps that the requests have taken already, with the last one's grants; return who left then."""
         self.num_steps += num_steps
-        self.prefix_cache.publish_step(step.grants)
+        self.prefix_cache.publish_step(grants)
         self._settle(num_steps)
         return self.drain_released()
 
@@ -219,6 +219,8 @@ class Scheduler:
         """Move those carried on, and let the finished leave, if the policy lets them."""
         if self.decoders:
             self.decoders.advance(num_steps)
+        if not self.running:
+            return
         ended = [r for r in self.running if r.finish_reason is not None]
         if ended and self.policy.may_leave(tuple(self.running)):
             for request in ended:

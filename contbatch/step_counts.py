@@ -4,7 +4,7 @@ from typing import Literal
 
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
-from contbatch.step import SchedulerOutput
+from contbatch.step import DecodeSums, SchedulerOutput
 from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
@@ -40,4 +40,16 @@ def count(step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int
         *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
         pool.page_size * free if "fragmentation" in bound else 0,
         *StepShape.of(step.grants, step.decoders)[-3:],
+    )
+
+
+def count_carried(scheduler: Scheduler, sums: DecodeSums) -> tuple[int, ...]:
+    """Do the same for a step in which all who run are carried, and who waits is kept out by seats or else pages."""
+    num_decoding, context, _ = sums
+    num_waiting, seats_free = len(scheduler.waiting), bool(scheduler.free_seats)
+    bound = num_waiting > 0
+    return (
+        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0),
+        *(0, context, 0, 0, 0, 0, 0, 0, bound and not seats_free, False, bound and seats_free),
+        *(0, context, 0, 0),
     )
