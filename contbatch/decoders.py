@@ -128,7 +128,7 @@ class Decoders:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
         self._release_if_due()
         scheduler = self.scheduler
-        (pages,), tokens = self.num_takes(1), 0
+        pages, tokens = self._num_takes[scheduler.num_steps % scheduler.pool.page_size], 0
         for request in scheduler.running:
             pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
             tokens += request.num_uncomputed_tokens
@@ -154,7 +154,8 @@ class Decoders:
             request, missing = decoder.request, self._catch_up(decoder)
             pool.num_promised -= missing
             request.pages += pool.take(missing)
-            self.on_land(request, len(request.pages), self._last_take(request) if missing else 0)
+            num_pages = len(request.pages)
+            self.on_land(request, num_pages, self._last_take(request, num_pages) if missing else 0)
         self.scheduler.running[:0] = self._decoders
         self._decoders.clear()
         self._ends.clear()
@@ -188,7 +189,8 @@ class Decoders:
     def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
         """Put a finished request back; pages that were only counted it need not take any more."""
         request, num_pages = decoder.request, len(decoder.request.pages) + missing
-        self.on_land(request, num_pages, self._last_take(request) if missing else 0)  # first: it may be interrupted
+        last_take = self._last_take(request, num_pages) if missing else 0
+        self.on_land(request, num_pages, last_take)  # first: it may be interrupted
         del self._decoders[request]
         self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
@@ -206,15 +208,14 @@ class Decoders:
             request.take(self.next_token(request))
             request.num_computed_tokens += made
             decoder.since = now
-        ahead = max(0, self._ready_until - now)  # of a step that came to nothing
-        return max(0, self.scheduler.pool.pages_for(request.num_computed_tokens + ahead) - len(request.pages))
+        if decoder.bucket < 0:
+            return 0
+        computed = request.num_computed_tokens + max(0, self._ready_until - now)  # of a step that came to nothing
+        return max(0, -(-computed // self.scheduler.pool.page_size) - len(request.pages))
 
-    def _last_take(self, request: Request) -> int:
-        """Return the step in which a request took its last page."""
-        pool, now = self.scheduler.pool, self.scheduler.num_steps
-        ahead = max(0, self._ready_until - now)
-        full = (pool.pages_for(request.num_computed_tokens + ahead) - 1) * pool.page_size
-        return now - request.num_computed_tokens + full
+    def _last_take(self, request: Request, num_pages: int) -> int:
+        """Return the step in which a request took the last of its pages."""
+        return self.scheduler.num_steps - request.num_computed_tokens + (num_pages - 1) * self.scheduler.pool.page_size
 
 
 def _decodes(request: Request) -> bool:

@@ -153,6 +153,8 @@ class Planner:
             return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
+        if not named:
+            return
         if foreign := [r for r in named if r not in running]:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]

@@ -97,7 +97,8 @@ class Scheduler:
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        self.requests |= {sample.request_id: sample for sample in request.samples}
+        for sample in request.samples:
+            self.requests[sample.request_id] = sample
         self.waiting.add(request)
 
     def fork(self, parent: Request, child: Request) -> None:
