@@ -92,7 +92,8 @@ class Decoders:
 
     def join(self) -> None:
         """Take over those at the head of the running who decode; nobody, if others do so behind them."""
-        self._release_if_due()
+        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
+            self.release()
         running, num = self.scheduler.running, 0
         if not running:
             return
@@ -126,8 +127,11 @@ class Decoders:
 
     def make_ready(self) -> None:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
-        self._release_if_due()
+        if not self._decoders:
+            return
         scheduler = self.scheduler
+        if self._is_due or self._ready_until > scheduler.num_steps:
+            self.release()
         pages, tokens = self._num_takes[scheduler.num_steps % scheduler.pool.page_size], 0
         for request in scheduler.running:
             pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
@@ -142,10 +146,6 @@ class Decoders:
                     break
             if room <= 0:
                 self.release()
-
-    def _release_if_due(self) -> None:
-        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
-            self.release()
 
     def release(self) -> None:
         """Put everybody back among the running."""
@@ -168,16 +168,17 @@ class Decoders:
 
     def take_pages(self, num_steps: int) -> None:
         """Take, that is count, the pages that they need in the next steps."""
-        num_pages = sum(self.num_takes(num_steps))
+        now, size = self.scheduler.num_steps, self.scheduler.pool.page_size
+        num_pages = sum(self.num_takes(num_steps)) if num_steps > 1 else self._num_takes[now % size]
         self.scheduler.pool.num_promised += num_pages
         self._num_pages += num_pages
-        self._ready_until = self.scheduler.num_steps + num_steps
+        self._ready_until = now + num_steps
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
         self._context += num_steps * len(self._decoders)
-        num_ended = 0
-        while self._ends and self._ends[0][0] <= self.scheduler.num_steps:
+        num_ended, now = 0, self.scheduler.num_steps
+        while self._ends and self._ends[0][0] <= now:
             decoder = heappop(self._ends)[-1]
             missing = self._catch_up(decoder)
             if decoder.request.is_finished:

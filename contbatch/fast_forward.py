@@ -157,12 +157,13 @@ class FastForward:
         scheduler, pool = self.scheduler, self.scheduler.pool
         if scheduler.policy.make_way(newcomer, tuple(scheduler.running)):
             return False
-        if not scheduler.free_seats or not pool.num_available:
+        available = pool.num_available
+        if not scheduler.free_seats or not available:
             return True
         computed, shared, _, _ = find_start(newcomer, scheduler.prefix_cache)
         stop = min(computed + tokens, newcomer.num_tokens)
         need = pool.pages_for(max(reserve_of(scheduler.policy, newcomer), stop)) - len(shared)
-        return need > pool.num_available - pool.count_cached(shared)
+        return need > available - pool.count_cached(shared)
 
     # ---- how far the stretch goes --------------------------------------------------------------------------------
 
@@ -191,8 +192,9 @@ class FastForward:
         A contiguous run may not grow just because some are.
         """
         pool = self.scheduler.pool
-        most = pool.num_live + (pool.num_free if pool.layout == "paged" else 0)
-        live = list(accumulate(takes, initial=pool.num_live))
+        now = pool.num_live
+        most = now + (pool.num_free if pool.layout == "paged" else 0)
+        live = list(accumulate(takes, initial=now))
         return live[1 : bisect_right(live, most)]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
@@ -241,19 +243,17 @@ def _stretch(
     live_pages: list[int],
 ) -> Stretch | None:
     """Return the steps from `now` on, the first of that context, as far as there are pages for them; None if none."""
-    starts, elapsed, ends = list[float](), list[float](), list[float]()
-    for _ in live_pages:
+    elapsed, times = list[float](), [now]
+    for nth in range(len(live_pages)):
         if now >= next_arrival:
             break
-        step_s = seconds(context)
+        step_s = seconds(context + nth * num_decoding)
         if not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
             break
-        starts.append(now)
         elapsed.append(step_s)
         now += step_s
-        ends.append(now)
-        context += num_decoding
-    return Stretch(starts, elapsed, ends, live_pages[: len(ends)]) if ends else None
+        times.append(now)
+    return Stretch(times[:-1], elapsed, times[1:], live_pages[: len(elapsed)]) if elapsed else None
 
 
 def _later(step: SchedulerOutput, num_steps: int) -> SchedulerOutput:

@@ -92,7 +92,7 @@ class Recorder:
 
     def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
         """Note who is carried from this step on, rather than listed."""
-        if scheduler.decoders and scheduler.decoders.joined:
+        if scheduler.decoders is not None and scheduler.decoders.joined:
             for request in scheduler.decoders.joined:
                 self._turn(request, "decode", step, now).carried_since = len(self._ends)
             scheduler.decoders.joined.clear()
@@ -127,7 +127,7 @@ class Recorder:
 
     def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
         self._num_live_pages = scheduler.pool.num_live
-        self._counts = count(step, scheduler, prefill, decode, padded)
+        self._counts = count(step, scheduler, self._num_live_pages, prefill, decode, padded)
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
@@ -215,8 +215,11 @@ class Recorder:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            changed, by = np.array(sorted([(-1, 0), *self._unused.items()]), np.int64).T
-            steps["internal_slots"] = np.cumsum(by)[np.searchsorted(changed, steps.step, side="right") - 1]
+            changed, by = (np.fromiter(values, np.int64) for values in (self._unused, self._unused.values()))
+            order = np.argsort(changed)
+            slots = np.cumsum(by[order], dtype=np.int64)
+            place = np.searchsorted(changed[order], steps.step, side="right")
+            steps["internal_slots"] = np.concatenate([[0], slots])[place]
         return Result(
             requests=self._requests.frame(),
             steps=steps,

@@ -154,11 +154,11 @@ class Scheduler:
         """
         if self._open_step is not None:
             abandon(self._open_step, self)
-        if self.decoders:
+        if self.decoders is not None:
             self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
-        if self.requests and not self.decoders and all(grant.padding for grant in step.grants):
+        if not step.decoders.num_requests and self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step
 
@@ -218,7 +218,7 @@ class Scheduler:
 
     def _settle(self, num_steps: int = 0) -> None:
         """Move those carried on, and let the finished leave, if the policy lets them."""
-        if self.decoders:
+        if self.decoders is not None:
             self.decoders.advance(num_steps)
         if not self.running:
             return

@@ -11,13 +11,16 @@ HELD = RequestStatus.HELD
 MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 
 
-def count(step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> tuple[int, ...]:
-    """Count, while a step runs, all of `step_rows.COUNTS` but `live_pages` and what is known when it is over.
+def count(
+    step: SchedulerOutput, scheduler: Scheduler, live_pages: int, prefill: int, decode: int, padded: int
+) -> tuple[int, ...]:
+    """Count, while a step runs, all of `step_rows.COUNTS` but what is known when it is over, and `live_pages`.
 
     Parameters
     ----------
     step : SchedulerOutput
     scheduler : Scheduler
+    live_pages : int
     prefill, decode, padded : int
         Tokens of each kind that the step's grants compute.
     """
@@ -28,17 +31,16 @@ def count(step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int
         computed += request.num_computed_tokens
         num_pages += len(request.pages)
     pool, bound = scheduler.pool, step.bound
-    free, cached = pool.num_free, pool.num_cached
     # Shared pages are full, and are in more page tables than one.
-    in_several = num_pages - (pool.num_pages - free - cached)
+    in_several = num_pages - live_pages
     kv_tokens = computed + prefill + decode + carried - pool.page_size * in_several
     return (
         *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
         *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
-        *(step.num_cached_tokens, kv_tokens, cached, step.num_evictions),
+        *(step.num_cached_tokens, kv_tokens, pool.num_cached, step.num_evictions),
         *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
         *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
-        pool.page_size * free if "fragmentation" in bound else 0,
+        pool.page_size * pool.num_free if "fragmentation" in bound else 0,
         *StepShape.of(step.grants, step.decoders)[-3:],
     )
 

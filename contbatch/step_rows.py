@@ -95,7 +95,7 @@ class StepRows:
         columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
         columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
         columns["internal_slots"] = np.zeros_like(nth)
-        return pd.DataFrame({name: columns[name] for name in STEP_COLUMNS})
+        return pd.DataFrame({name: columns[name] for name in STEP_COLUMNS}, copy=False)
 
     def _sum_up(self) -> None:
         if not self._starts:
