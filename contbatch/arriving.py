@@ -30,7 +30,8 @@ class Arriving:
         for name in names:
             if name in self._by_id:
                 raise InvalidRequestError(f"request id {name!r} is already in use by an arriving request")
-        self._by_id |= dict.fromkeys(names, request)
+        for name in names:
+            self._by_id[name] = request
         heappush(self._heap, (request.arrival_time, not listed, self._num_added, request))
         self._num_added += 1
 

@@ -258,8 +258,10 @@ class Recorder:
 
     def _settle(self, live: Life, step: int) -> None:
         """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
-        for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
+        end = step
+        for start, pages in reversed(live.holds):
             if (unused := pages * self.page_size - live.stored) > 0:
                 self._unused[start] += unused
                 self._unused[end] -= unused
+            end = start
         live.holds, live.stored = [], 0

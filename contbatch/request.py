@@ -139,7 +139,7 @@ class Request:
             self._refuse("arrival_time", "finite seconds ≥ 0")
         if not is_real(self.priority):
             self._refuse("priority", "a finite number")
-        if not isinstance(self.client_id, Hashable):
+        if self.client_id is not None and not isinstance(self.client_id, Hashable):
             self._refuse("client_id", "hashable")
         for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
             if not (target is None or (is_real(target) and target > 0)):
