@@ -139,14 +139,16 @@ class Request:
             self._refuse("arrival_time", "finite seconds ≥ 0")
         if not is_real(self.priority):
             self._refuse("priority", "a finite number")
-        if self.client_id is not None and not isinstance(self.client_id, Hashable):
+        client_ok = self.client_id is None or isinstance(self.client_id, Hashable)  # the check takes long
+        if not client_ok:
             self._refuse("client_id", "hashable")
         for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
             if not (target is None or (is_real(target) and target > 0)):
                 self._refuse(name, "None or finite seconds > 0")
         if not is_int(self.expected_output_tokens, 1, most):
             self._refuse("expected_output_tokens", f"an integer in [1, {most}] (max_tokens)")
-        if not (salt is None or isinstance(salt, str)):
+        salt_ok = salt is None or isinstance(salt, str)
+        if not salt_ok:
             self._refuse("cache_salt", "a string or None")
 
     def _refuse(self, name: str, limit: str) -> None:
