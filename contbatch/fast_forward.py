@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import accumulate, takewhile
-from math import inf
 
 from contbatch.cost import seconds_by_context
 from contbatch.decision_log import DecisionLog
@@ -23,8 +22,8 @@ from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_a
 from contbatch.scheduler import Scheduler
 from contbatch.start import find_start
 from contbatch.step import DecodeSums, Grant, SchedulerOutput
-from contbatch.step_rows import Stretch
 from contbatch.step_shape import StepShape
+from contbatch.stretch import find_stretch
 
 RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
 MOST_STEPS = 256
@@ -77,7 +76,7 @@ class FastForward:
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
         shape = StepShape.of(step.grants)
         seconds = seconds_by_context(self.runner.cost, shape)
-        stretch = _stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages)
+        stretch = find_stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages)
         if stretch is None:
             return None
         num_steps = len(stretch.ends)
@@ -110,7 +109,7 @@ class FastForward:
             if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
         live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - first, MOST_STEPS)))
-        stretch = _stretch(self._seconds(num_decoding), context, num_decoding, now, next_arrival, live_pages)
+        stretch = find_stretch(self._seconds(num_decoding), context, num_decoding, now, next_arrival, live_pages)
         if stretch is None:
             return None
         recorder.begin_carried(scheduler, sums, now)
@@ -232,28 +231,6 @@ class FastForward:
             log.begin(_later(step, nth), self.scheduler, start)
             self._advance(decoding, 1)
         return taken
-
-
-def _stretch(
-    seconds: Callable[[int], float],
-    context: int,
-    num_decoding: int,
-    now: float,
-    next_arrival: float,
-    live_pages: list[int],
-) -> Stretch | None:
-    """Return the steps from `now` on, the first of that context, as far as there are pages for them; None if none."""
-    elapsed, times = list[float](), [now]
-    for nth in range(len(live_pages)):
-        if now >= next_arrival:
-            break
-        step_s = seconds(context + nth * num_decoding)
-        if not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
-            break
-        elapsed.append(step_s)
-        now += step_s
-        times.append(now)
-    return Stretch(times[:-1], elapsed, times[1:], live_pages[: len(elapsed)]) if elapsed else None
 
 
 def _later(step: SchedulerOutput, num_steps: int) -> SchedulerOutput:

@@ -107,8 +107,7 @@ class Planner:
             self.admitting = False
             self.step.bound.update(limits)
             return
-        if shared:
-            pool.share(shared)  # before others are taken, which may evict them
+        pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         if computed > cached:
             self._move_in(request, len(shared), partial)
@@ -125,8 +124,7 @@ class Planner:
     def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
         """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
         scheduler, pool = self.scheduler, self.pool
-        available = pool.num_available
-        if not scheduler.free_seats or not available:
+        if not scheduler.free_seats or not (available := pool.num_available):
             return NOWHERE, 0, ("pages" if scheduler.free_seats else "seats",)
         start = computed, shared, _, _ = find_start(request, scheduler.prefix_cache)
         stop = min(computed + tokens, request.num_tokens)

@@ -1,10 +1,8 @@
 """Collects what happens while an engine runs."""
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-import numpy as np
 import pandas as pd
 
 from contbatch.life import Life, TokenTimes
@@ -15,7 +13,9 @@ from contbatch.scheduler import Scheduler
 from contbatch.step import DecodeSums, Grant, SchedulerOutput
 from contbatch.step_counts import count, count_carried
 from contbatch.step_ends import StepEnds
-from contbatch.step_rows import StepRows, Stretch
+from contbatch.step_rows import StepRows
+from contbatch.stretch import Stretch
+from contbatch.unused_slots import UnusedSlots
 
 NAN = float("nan")
 KEPT = 65_536
@@ -57,8 +57,7 @@ class Recorder:
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
         self._end_s = NAN
-        self._unused: Counter[int] = Counter()
-        """By step, how many more slots than in the step before are held and never filled; known when holders leave."""
+        self._unused = UnusedSlots(page_size)
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
@@ -72,7 +71,7 @@ class Recorder:
             live = self._turn(grant.request, kind, step.step, now)
             if self.detail:
                 live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
-        self._count(step, scheduler, *tokens.values())
+        self._num_live_pages, self._counts = count(step, scheduler, *tokens.values())
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
@@ -83,7 +82,7 @@ class Recorder:
             kind = "held" if padding else "decode"
             if self._live[request.request_id].kind != kind:
                 self._turn(request, kind, step.step, now)
-        self._count(step, scheduler, 0, len(step.grants) - padded, padded)
+        self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
     def begin_carried(self, scheduler: Scheduler, sums: DecodeSums, now: float) -> None:
         """Do the same if all who run are carried; see `end_carried`."""
@@ -124,10 +123,6 @@ class Recorder:
     def _note_carried(self, live: Life) -> None:
         if live.carried_since is not None and live.carried_since < len(self._ends):
             live.made.add(*self._ends.since(live.carried_since))
-
-    def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
-        self._num_live_pages = scheduler.pool.num_live
-        self._counts = count(step, scheduler, self._num_live_pages, prefill, decode, padded)
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
@@ -188,8 +183,7 @@ class Recorder:
         self._end_s = ends[-1]
         self._note_ends(stretch.starts[0], ends)
         self._steps.add(first, stretch, 0.0, (*self._counts, num_decoding, len(left)), num_decoding)
-        if left:
-            self.leave(left, first + len(ends), ends[-1])
+        self.leave(left, first + len(ends), ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""
@@ -215,11 +209,7 @@ class Recorder:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            changed, by = (np.fromiter(values, np.int64) for values in (self._unused, self._unused.values()))
-            order = np.argsort(changed)
-            slots = np.cumsum(by[order], dtype=np.int64)
-            place = np.searchsorted(changed[order], steps.step, side="right")
-            steps["internal_slots"] = np.concatenate([[0], slots])[place]
+            steps["internal_slots"] = self._unused.of(steps.step.to_numpy())
         return Result(
             requests=self._requests.frame(),
             steps=steps,
@@ -253,15 +243,6 @@ class Recorder:
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if self.detail and not kind:
-            self._settle(live, step)
+            self._unused.add(live.holds, live.stored, step)
+            live.holds, live.stored = [], 0
         return live
-
-    def _settle(self, live: Life, step: int) -> None:
-        """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
-        end = step
-        for start, pages in reversed(live.holds):
-            if (unused := pages * self.page_size - live.stored) > 0:
-                self._unused[start] += unused
-                self._unused[end] -= unused
-            end = start
-        live.holds, live.stored = [], 0

@@ -12,15 +12,14 @@ MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 
 
 def count(
-    step: SchedulerOutput, scheduler: Scheduler, live_pages: int, prefill: int, decode: int, padded: int
-) -> tuple[int, ...]:
-    """Count, while a step runs, all of `step_rows.COUNTS` but what is known when it is over, and `live_pages`.
+    step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int
+) -> tuple[int, tuple[int, ...]]:
+    """Count, while a step runs, live pages, and all others of `step_rows.COUNTS` but what is known when it is over.
 
     Parameters
     ----------
     step : SchedulerOutput
     scheduler : Scheduler
-    live_pages : int
     prefill, decode, padded : int
         Tokens of each kind that the step's grants compute.
     """
@@ -31,10 +30,11 @@ def count(
         computed += request.num_computed_tokens
         num_pages += len(request.pages)
     pool, bound = scheduler.pool, step.bound
+    live_pages = pool.num_live
     # Shared pages are full, and are in more page tables than one.
     in_several = num_pages - live_pages
     kv_tokens = computed + prefill + decode + carried - pool.page_size * in_several
-    return (
+    counts = (
         *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
         *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
         *(step.num_cached_tokens, kv_tokens, pool.num_cached, step.num_evictions),
@@ -43,6 +43,7 @@ def count(
         pool.page_size * pool.num_free if "fragmentation" in bound else 0,
         *StepShape.of(step.grants, step.decoders)[-3:],
     )
+    return live_pages, counts
 
 
 def count_carried(scheduler: Scheduler, sums: DecodeSums) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from contbatch.stretch import Stretch
 
 COUNTS = [
     *("seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
@@ -17,16 +19,6 @@ COUNTS = [
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
-
-
-class Stretch(NamedTuple):
-    """Consecutive steps that are alike; each list is by step."""
-
-    starts: list[float]
-    """Seconds, as the next two."""
-    elapsed: list[float]
-    ends: list[float]
-    live_pages: list[int]
 
 
 class StepRows:

@@ -17,10 +17,14 @@ def thresholds():
 
 @pytest.mark.parametrize(("given", "during"), [(700, MADE), (MADE + 1, MADE + 1), (0, 0)])
 def test_rarer_than_before_and_off_stays_off(thresholds, given, during):
-    thresholds(given, 11, 12)
-    with pytest.raises(KeyboardInterrupt), rarely_collected():
+    @rarely_collected()
+    def interrupted():
         assert gc.get_threshold() == (during, 11, 12)
         raise KeyboardInterrupt
+
+    thresholds(given, 11, 12)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert gc.get_threshold() == (given, 11, 12)
 
 
