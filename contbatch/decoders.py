@@ -102,7 +102,7 @@ class Decoders:
                 break
             num += 1
         del running[:num]
-        if any(_decodes(request) for request in running):
+        if running and any(_decodes(request) for request in running):
             self.release()
 
     def _join(self, request: Request) -> bool:
