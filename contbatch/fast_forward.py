@@ -144,7 +144,8 @@ class FastForward:
                 step.grants.append(Grant(request, start, 1, not padding, padding))
                 step.num_tokens += 1
             elif not refused:
-                if not self._is_refused(request, min(wanted, budget - step.num_tokens)):
+                made_way_for = scheduler.policy.make_way(request, tuple(scheduler.running))
+                if made_way_for or not self._is_refused(request, min(wanted, budget - step.num_tokens)):
                     return None
                 refused.append(request)
                 if not full:
@@ -152,10 +153,11 @@ class FastForward:
         return step if any(grant.samples for grant in step.grants) else None
 
     def _is_refused(self, newcomer: Request, tokens: int) -> bool:
-        """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back."""
+        """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back.
+
+        Nobody makes way for it: the policy has said so, or promised (`Policy.decodes`).
+        """
         scheduler, pool = self.scheduler, self.scheduler.pool
-        if scheduler.policy.make_way(newcomer, tuple(scheduler.running)):
-            return False
         available = pool.num_available
         if not scheduler.free_seats or not available:
             return True
