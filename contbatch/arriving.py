@@ -13,7 +13,7 @@ class Arriving:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, bool, int, Request]] = []
-        """Those aborted before they arrived are still in it, but no longer among `_by_id`."""
+        """Those aborted before they arrived are still in it, but not at its head, and no longer among `_by_id`."""
         self._by_id: dict[int | str, Request] = {}
         self._num_added = 0
 
@@ -30,7 +30,8 @@ class Arriving:
         for name in names:
             if name in self._by_id:
                 raise InvalidRequestError(f"request id {name!r} is already in use by an arriving request")
-        self._by_id |= dict.fromkeys(names, request)
+        for name in names:
+            self._by_id[name] = request
         heappush(self._heap, (request.arrival_time, not listed, self._num_added, request))
         self._num_added += 1
 
@@ -38,18 +39,16 @@ class Arriving:
         """Remove a request: it has arrived, or will not."""
         for name in sample_ids(request):
             del self._by_id[name]
+        heap = self._heap
+        while heap and self._by_id.get(heap[0][-1].request_id) is not heap[0][-1]:
+            heappop(heap)
 
     def next_time(self) -> float:
         """Return when the next request arrives; infinity if none will."""
-        while self._heap:
-            at, *_, request = self._heap[0]
-            if self._by_id.get(request.request_id) is request:
-                return at
-            heappop(self._heap)
-        return inf
+        return self._heap[0][0] if self._heap else inf
 
     def pop(self) -> Request:
-        """Take out the next, after `next_time`."""
-        request = heappop(self._heap)[-1]
+        """Take out the next, if there is one."""
+        request = self._heap[0][-1]
         self.remove(request)
         return request

@@ -92,7 +92,8 @@ class Decoders:
 
     def join(self) -> None:
         """Take over those at the head of the running who decode; nobody, if others do so behind them."""
-        self._release_if_due()
+        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
+            self.release()
         running, num = self.scheduler.running, 0
         if not running:
             return
@@ -101,7 +102,7 @@ class Decoders:
                 break
             num += 1
         del running[:num]
-        if any(_decodes(request) for request in running):
+        if running and any(_decodes(request) for request in running):
             self.release()
 
     def _join(self, request: Request) -> bool:
@@ -126,9 +127,12 @@ class Decoders:
 
     def make_ready(self) -> None:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
-        self._release_if_due()
+        if not self._decoders:
+            return
         scheduler = self.scheduler
-        (pages,), tokens = self.num_takes(1), 0
+        if self._is_due or self._ready_until > scheduler.num_steps:
+            self.release()
+        pages, tokens = self._num_takes[scheduler.num_steps % scheduler.pool.page_size], 0
         for request in scheduler.running:
             pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
             tokens += request.num_uncomputed_tokens
@@ -143,10 +147,6 @@ class Decoders:
             if room <= 0:
                 self.release()
 
-    def _release_if_due(self) -> None:
-        if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
-            self.release()
-
     def release(self) -> None:
         """Put everybody back among the running."""
         pool = self.scheduler.pool
@@ -154,7 +154,8 @@ class Decoders:
             request, missing = decoder.request, self._catch_up(decoder)
             pool.num_promised -= missing
             request.pages += pool.take(missing)
-            self.on_land(request, len(request.pages), self._last_take(request) if missing else 0)
+            num_pages = len(request.pages)
+            self.on_land(request, num_pages, self._last_take(request, num_pages) if missing else 0)
         self.scheduler.running[:0] = self._decoders
         self._decoders.clear()
         self._ends.clear()
@@ -167,16 +168,17 @@ class Decoders:
 
     def take_pages(self, num_steps: int) -> None:
         """Take, that is count, the pages that they need in the next steps."""
-        num_pages = sum(self.num_takes(num_steps))
+        now, size = self.scheduler.num_steps, self.scheduler.pool.page_size
+        num_pages = sum(self.num_takes(num_steps)) if num_steps > 1 else self._num_takes[now % size]
         self.scheduler.pool.num_promised += num_pages
         self._num_pages += num_pages
-        self._ready_until = self.scheduler.num_steps + num_steps
+        self._ready_until = now + num_steps
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
         self._context += num_steps * len(self._decoders)
-        num_ended = 0
-        while self._ends and self._ends[0][0] <= self.scheduler.num_steps:
+        num_ended, now = 0, self.scheduler.num_steps
+        while self._ends and self._ends[0][0] <= now:
             decoder = heappop(self._ends)[-1]
             missing = self._catch_up(decoder)
             if decoder.request.is_finished:
@@ -188,7 +190,8 @@ class Decoders:
     def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
         """Put a finished request back; pages that were only counted it need not take any more."""
         request, num_pages = decoder.request, len(decoder.request.pages) + missing
-        self.on_land(request, num_pages, self._last_take(request) if missing else 0)  # first: it may be interrupted
+        last_take = self._last_take(request, num_pages) if missing else 0
+        self.on_land(request, num_pages, last_take)  # first: it may be interrupted
         del self._decoders[request]
         self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
@@ -206,15 +209,14 @@ class Decoders:
             request.take(self.next_token(request))
             request.num_computed_tokens += made
             decoder.since = now
-        ahead = max(0, self._ready_until - now)  # of a step that came to nothing
-        return max(0, self.scheduler.pool.pages_for(request.num_computed_tokens + ahead) - len(request.pages))
+        if decoder.bucket < 0:
+            return 0
+        computed = request.num_computed_tokens + max(0, self._ready_until - now)  # of a step that came to nothing
+        return max(0, -(-computed // self.scheduler.pool.page_size) - len(request.pages))
 
-    def _last_take(self, request: Request) -> int:
-        """Return the step in which a request took its last page."""
-        pool, now = self.scheduler.pool, self.scheduler.num_steps
-        ahead = max(0, self._ready_until - now)
-        full = (pool.pages_for(request.num_computed_tokens + ahead) - 1) * pool.page_size
-        return now - request.num_computed_tokens + full
+    def _last_take(self, request: Request, num_pages: int) -> int:
+        """Return the step in which a request took the last of its pages."""
+        return self.scheduler.num_steps - request.num_computed_tokens + (num_pages - 1) * self.scheduler.pool.page_size
 
 
 def _decodes(request: Request) -> bool:

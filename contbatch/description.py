@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,12 @@ def digest(description: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@cache
 def code_version() -> str:
-    """Hash the source of this package, kernels and notebooks apart: 12 digits, equal in a checkout and installed."""
+    """Hash the source of this package, kernels and notebooks apart: 12 digits, equal in a checkout and installed.
+
+    Once a process: what it has loaded does not change with the files.
+    """
     found = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -21,6 +21,7 @@ import pandas as pd
 from contbatch.checks import require, require_counts, require_positive, require_seconds
 from contbatch.errors import CostModelError, InvalidRequestError
 from contbatch.fleet import Balancer, FleetResult, feed, result_of
+from contbatch.garbage import rarely_collected
 from contbatch.hardware import DTYPE_BYTES
 from contbatch.machines import EventLoop, Machines
 from contbatch.metrics import Result
@@ -147,7 +148,8 @@ def simulate_disaggregated(
         same = kinds[0].get(name) == kinds[1].get(name)
         require(same, f"{name} of prefill and decode", [kind.get(name) for kind in kinds], "the same")
     run = _Run(workload, (num_prefill, num_decode), policy, backend or Simulated(), link or Link(), routers, kinds)
-    return run.to_the_end()
+    with rarely_collected():
+        return run.to_the_end()
 
 
 def _part(request: Request, at_s: float, most: int, expected: int, **prompt: Any) -> Request:

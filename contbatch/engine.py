@@ -144,6 +144,9 @@ class Engine:
         if not self.scheduler.has_requests:
             self.now = self.next_start()
         self._take_arrivals()
+        return self._step_or_leave()
+
+    def _step_or_leave(self) -> list[Request]:
         self._is_stepping = True
         try:
             return self._step()
@@ -177,14 +180,17 @@ class Engine:
         if self.fast_forward is None or self.on_token is not None:
             return self.step()
         self._take_arrivals()
+        if not self.scheduler.requests:
+            return self.step()
         skipped = self.fast_forward.run(self.now, self._arriving.next_time(), self.recorder, self.log)
         if skipped is None:
-            return self.step()
+            return self._step_or_leave()
         left, self.now = skipped
         return left
 
     def _record_left(self) -> None:
-        left = self.scheduler.drain_released()
+        if not (left := self.scheduler.drain_released()):
+            return
         self.recorder.leave(left, self.scheduler.num_steps, self.now)
         if self.log is not None:
             self.log.end(left)

@@ -45,7 +45,7 @@ class Run:
                 left = engine.advance()
                 if watch is not None:
                     watch(engine, left)
-                ended = answered(left)
+                ended = answered(left) if left else []
                 for request in ended:
                     self._submit(self.on_finish(request, engine.now))
                 if virtual:

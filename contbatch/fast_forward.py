@@ -9,8 +9,8 @@ somebody has arrived, may be admitted, computes more than a token, or needs a pa
 
 from bisect import bisect_right
 from collections import defaultdict
-from itertools import accumulate, islice, takewhile
-from math import inf
+from collections.abc import Callable
+from itertools import accumulate, takewhile
 
 from contbatch.cost import seconds_by_context
 from contbatch.decision_log import DecisionLog
@@ -21,9 +21,9 @@ from contbatch.request import Request, RequestStatus
 from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_alike
 from contbatch.scheduler import Scheduler
 from contbatch.start import find_start
-from contbatch.step import Grant, SchedulerOutput
-from contbatch.step_rows import Stretch
+from contbatch.step import DecodeSums, Grant, SchedulerOutput
 from contbatch.step_shape import StepShape
+from contbatch.stretch import find_stretch
 
 RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
 MOST_STEPS = 256
@@ -44,6 +44,8 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
+        self._cost, self._seconds_of = runner.cost, dict[int, Callable[[int], float]]()
+        """By how many decode: seconds of a step by their context, as this cost model says."""
         if (
             scheduler.policy.decodes != "among"
             and scheduler.pool.layout == "paged"
@@ -72,7 +74,9 @@ class FastForward:
         decoding = [grant.request for grant in step.grants if grant.samples]
         takes = self._takes(decoding, most := self._most_steps(decoding))
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
-        stretch = self._stretch(StepShape.of(step.grants), len(decoding), now, next_arrival, live_pages)
+        shape = StepShape.of(step.grants)
+        seconds = seconds_by_context(self.runner.cost, shape)
+        stretch = find_stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages)
         if stretch is None:
             return None
         num_steps = len(stretch.ends)
@@ -84,7 +88,7 @@ class FastForward:
         else:
             taken += self._advance_logged(step, decoding, takes, stretch.starts, log)
         last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
-        left = self.scheduler.skip(last, num_steps)
+        left = self.scheduler.skip(last.grants, num_steps)
         recorder.end_alike(step, stretch, taken, left)
         if log is not None:
             log.end(left)
@@ -94,25 +98,25 @@ class FastForward:
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, sums = self.scheduler, decoders.sums
-        bound = set[str]()
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
         if scheduler.running:
             return None
-        for newcomer in islice(scheduler.waiting, 1):
-            room = scheduler.max_num_batched_tokens - sums.num_requests
-            if scheduler.free_seats and not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
+        first, sums = scheduler.num_steps, decoders.sums
+        num_decoding, context, _ = sums
+        if waiting and scheduler.free_seats:
+            newcomer = next(iter(waiting))
+            room = scheduler.max_num_batched_tokens - num_decoding
+            if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
-            bound.add("pages" if scheduler.free_seats else "seats")
-        live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - scheduler.num_steps, MOST_STEPS)))
-        shape = StepShape.of((), sums)
-        stretch = self._stretch(shape, sums.num_requests, now, next_arrival, live_pages)
+        live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - first, MOST_STEPS)))
+        stretch = find_stretch(self._seconds(num_decoding), context, num_decoding, now, next_arrival, live_pages)
         if stretch is None:
             return None
-        step = SchedulerOutput(scheduler.num_steps, decoders=sums, bound=bound)
-        recorder.begin_alike(step, scheduler, now)
-        decoders.take_pages(len(stretch.ends))
-        left = scheduler.skip(step, len(stretch.ends))
-        recorder.end_alike(step, stretch, (), left)
+        recorder.begin_carried(scheduler, sums, now)
+        num_steps = len(stretch.ends)
+        decoders.take_pages(num_steps)
+        left = scheduler.skip((), num_steps)
+        recorder.end_carried(first, stretch, num_decoding, left)
         return left, stretch.ends[-1]
 
     # ---- the plan of the next step -------------------------------------------------------------------------------
@@ -140,7 +144,8 @@ class FastForward:
                 step.grants.append(Grant(request, start, 1, not padding, padding))
                 step.num_tokens += 1
             elif not refused:
-                if not self._is_refused(request, min(wanted, budget - step.num_tokens)):
+                made_way_for = scheduler.policy.make_way(request, tuple(scheduler.running))
+                if made_way_for or not self._is_refused(request, min(wanted, budget - step.num_tokens)):
                     return None
                 refused.append(request)
                 if not full:
@@ -148,16 +153,18 @@ class FastForward:
         return step if any(grant.samples for grant in step.grants) else None
 
     def _is_refused(self, newcomer: Request, tokens: int) -> bool:
-        """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back."""
+        """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back.
+
+        Nobody makes way for it: the policy has said so, or promised (`Policy.decodes`).
+        """
         scheduler, pool = self.scheduler, self.scheduler.pool
-        if scheduler.policy.make_way(newcomer, tuple(scheduler.running)):
-            return False
-        if not scheduler.free_seats or not pool.num_available:
+        available = pool.num_available
+        if not scheduler.free_seats or not available:
             return True
         computed, shared, _, _ = find_start(newcomer, scheduler.prefix_cache)
         stop = min(computed + tokens, newcomer.num_tokens)
         need = pool.pages_for(max(reserve_of(scheduler.policy, newcomer), stop)) - len(shared)
-        return need > pool.num_available - pool.count_cached(shared)
+        return need > available - pool.count_cached(shared)
 
     # ---- how far the stretch goes --------------------------------------------------------------------------------
 
@@ -171,23 +178,14 @@ class FastForward:
             most = min(most, *(size - request.num_computed_tokens % size for request in decoding))
         return most
 
-    def _stretch(
-        self, shape: StepShape, num_decoding: int, now: float, next_arrival: float, live_pages: list[int]
-    ) -> Stretch | None:
-        """Return the steps from `now` on, the first of that shape, as far as there are pages for them; None if none."""
-        starts, elapsed, ends = list[float](), list[float](), list[float]()
-        seconds = seconds_by_context(self.runner.cost, shape)
-        context = shape.decode_context
-        for _ in live_pages:
-            step_s = seconds(context)
-            if now >= next_arrival or not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
-                break
-            starts.append(now)
-            elapsed.append(step_s)
-            now += step_s
-            ends.append(now)
-            context += num_decoding
-        return Stretch(starts, elapsed, ends, live_pages[: len(ends)]) if ends else None
+    def _seconds(self, num_decoding: int) -> Callable[[int], float]:
+        """Return the seconds of a step in which so many decode and nobody else computes, by their context."""
+        if self._cost is not self.runner.cost:
+            self._cost, self._seconds_of = self.runner.cost, {}
+        if num_decoding not in self._seconds_of:
+            shape = StepShape.of((), DecodeSums(num_decoding))
+            self._seconds_of[num_decoding] = seconds_by_context(self._cost, shape)
+        return self._seconds_of[num_decoding]
 
     def _live_pages(self, takes: list[int]) -> list[int]:
         """Return the live pages after each step that takes so many, up to the first that does not find all free.
@@ -195,9 +193,10 @@ class FastForward:
         A contiguous run may not grow just because some are.
         """
         pool = self.scheduler.pool
-        most = pool.num_live + (pool.num_free if pool.layout == "paged" else 0)
-        live = list(accumulate(takes, initial=pool.num_live))[1:]
-        return live[: bisect_right(live, most)]
+        now = pool.num_live
+        most = now + (pool.num_free if pool.layout == "paged" else 0)
+        live = list(accumulate(takes, initial=now))
+        return live[1 : bisect_right(live, most)]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
         """Return who needs a page in which of the steps."""

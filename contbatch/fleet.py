@@ -13,6 +13,7 @@ from contbatch.checks import is_int, require, require_counts
 from contbatch.engine import Engine
 from contbatch.errors import RouterError
 from contbatch.fairness import jain
+from contbatch.garbage import rarely_collected
 from contbatch.machines import EventLoop, Machines
 from contbatch.metrics import Result
 from contbatch.model_shape import model_shape
@@ -167,9 +168,10 @@ def simulate_fleet(
     isolated = not source.waits_for_answers
     machines = Machines(num_replicas, finish, isolated=isolated, policy=policy, backend=backend, **limits)
     loop = EventLoop([machines])
-    feed(loop, source, arrive)
-    loop.run()
-    return FleetResult(tuple(result_of(engine) for engine in machines.engines))
+    with rarely_collected():
+        feed(loop, source, arrive)
+        loop.run()
+        return FleetResult(tuple(result_of(engine) for engine in machines.engines))
 
 
 def feed(loop: EventLoop, source: Source, arrive: Any) -> None:

@@ -128,6 +128,11 @@ class PagePool:
             A page is not in the pool or is already free; nothing is given back then.
         """
         pages, counts = list(pages), self._counts
+        if not self._kept and self._are_unshared(pages):  # most are, and need not be looked at one by one
+            for page in pages:
+                counts[page] = 0
+            self._set_free(pages[::-1])
+            return
         for page, count in (
             Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False)
         ):
@@ -142,6 +147,12 @@ class PagePool:
                 else:
                     freed.append(page)
         self._set_free(freed)
+
+    def _are_unshared(self, pages: list[int]) -> bool:
+        """Whether all are live, each once and held once."""
+        if not pages or min(pages) < 0 or max(pages) >= self.num_pages or len(set(pages)) < len(pages):
+            return False
+        return [self._counts[page] for page in pages].count(1) == len(pages)
 
     def _set_free(self, pages: list[int]) -> None:
         self._free += pages

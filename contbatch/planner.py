@@ -45,7 +45,7 @@ class Planner:
         if scheduler.decoders:
             scheduler.decoders.take_pages(1)
             step.decoders = scheduler.decoders.sums
-            self.budget -= len(scheduler.decoders)
+            self.budget -= step.decoders.num_requests
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         finally:  # whatever a policy raises, those admitted or preempted so far change sides
@@ -124,12 +124,12 @@ class Planner:
     def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
         """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
         scheduler, pool = self.scheduler, self.pool
-        if not scheduler.free_seats or not pool.num_available:
+        if not scheduler.free_seats or not (available := pool.num_available):
             return NOWHERE, 0, ("pages" if scheduler.free_seats else "seats",)
         start = computed, shared, _, _ = find_start(request, scheduler.prefix_cache)
         stop = min(computed + tokens, request.num_tokens)
         need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
-        left = pool.num_available - need - pool.count_cached(shared)
+        left = available - need - (pool.count_cached(shared) if shared else 0)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
             return start, need, ("pages",)
         return start, need, () if pool.can_take(need) else ("pages", "fragmentation")
@@ -153,6 +153,8 @@ class Planner:
             return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
+        if not named:
+            return
         if foreign := [r for r in named if r not in running]:
             raise PolicyError(f"{type(policy).__name__}.make_way named {foreign[0]!r}, which does not run here")
         victims = [r for r in named if r.status is RUNNING and r.request_id not in self.seen]

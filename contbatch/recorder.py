@@ -1,10 +1,8 @@
 """Collects what happens while an engine runs."""
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-import numpy as np
 import pandas as pd
 
 from contbatch.life import Life, TokenTimes
@@ -12,10 +10,12 @@ from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
-from contbatch.step import Grant, SchedulerOutput
-from contbatch.step_counts import count
+from contbatch.step import DecodeSums, Grant, SchedulerOutput
+from contbatch.step_counts import count, count_carried
 from contbatch.step_ends import StepEnds
-from contbatch.step_rows import StepRows, Stretch
+from contbatch.step_rows import StepRows
+from contbatch.stretch import Stretch
+from contbatch.unused_slots import UnusedSlots
 
 NAN = float("nan")
 KEPT = 65_536
@@ -57,8 +57,7 @@ class Recorder:
         self._counts: tuple[int, ...] = ()
         self._num_live_pages = 0
         self._end_s = NAN
-        self._unused: Counter[int] = Counter()
-        """By step, how many more slots than in the step before are held and never filled; known when holders leave."""
+        self._unused = UnusedSlots(page_size)
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
@@ -72,7 +71,7 @@ class Recorder:
             live = self._turn(grant.request, kind, step.step, now)
             if self.detail:
                 live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
-        self._count(step, scheduler, *tokens.values())
+        self._num_live_pages, self._counts = count(step, scheduler, *tokens.values())
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
@@ -83,11 +82,16 @@ class Recorder:
             kind = "held" if padding else "decode"
             if self._live[request.request_id].kind != kind:
                 self._turn(request, kind, step.step, now)
-        self._count(step, scheduler, 0, len(step.grants) - padded, padded)
+        self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
+
+    def begin_carried(self, scheduler: Scheduler, sums: DecodeSums, now: float) -> None:
+        """Do the same if all who run are carried; see `end_carried`."""
+        self._carry(scheduler, scheduler.num_steps, now)
+        self._counts = count_carried(scheduler, sums)
 
     def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
         """Note who is carried from this step on, rather than listed."""
-        if scheduler.decoders:
+        if scheduler.decoders is not None and scheduler.decoders.joined:
             for request in scheduler.decoders.joined:
                 self._turn(request, "decode", step, now).carried_since = len(self._ends)
             scheduler.decoders.joined.clear()
@@ -106,7 +110,7 @@ class Recorder:
             self._note_carried(live)
             live.carried_since = None
 
-    def _end_carried(self, start: float, ends: list[float]) -> None:
+    def _note_ends(self, start: float, ends: list[float]) -> None:
         """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
         if len(self._ends) >= KEPT:
             for live in self._live.values():
@@ -120,15 +124,11 @@ class Recorder:
         if live.carried_since is not None and live.carried_since < len(self._ends):
             live.made.add(*self._ends.since(live.carried_since))
 
-    def _count(self, step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> None:
-        self._num_live_pages = scheduler.pool.num_live
-        self._counts = count(step, scheduler, prefill, decode, padded)
-
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
         """Record the step begun at `now`, after its update; the requests in `left` gave up their seats in it."""
         end_s = now + (elapsed_s + host_s)  # rounded as the engine's clock is
         if sampled := step.decoders.num_requests:
-            self._end_carried(now, [end_s])
+            self._note_ends(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
                 sampled += self._note_tokens(request, end_s)
@@ -159,12 +159,10 @@ class Recorder:
         left : list of Request
             Those that gave up their seats in the last of them.
         """
-        ends, num_steps, decoded = stretch.ends, len(stretch.ends), step.decoders.num_requests
+        ends, num_steps, decoded = stretch.ends, len(stretch.ends), 0
         last = step.step + num_steps
         self._end_s = ends[-1]
-        if decoded:
-            self._end_carried(stretch.starts[0], ends)
-        longest = max((b - a for a, b in pairwise(ends if step.grants else ())), default=0.0)
+        longest = max((b - a for a, b in pairwise(ends)), default=0.0)
         for request, start, _, samples, _ in step.grants:
             live = self._live[request.request_id]
             if samples:
@@ -178,6 +176,14 @@ class Recorder:
                 self._live[request.request_id].hold(step.step + nth, pages, 0)
         self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
+
+    def end_carried(self, first: int, stretch: Stretch, num_decoding: int, left: list[Request]) -> None:
+        """Record begun steps from number `first` on in which all who run are carried, after their update."""
+        ends = stretch.ends
+        self._end_s = ends[-1]
+        self._note_ends(stretch.starts[0], ends)
+        self._steps.add(first, stretch, 0.0, (*self._counts, num_decoding, len(left)), num_decoding)
+        self.leave(left, first + len(ends), ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""
@@ -203,8 +209,7 @@ class Recorder:
         """Return what has been recorded so far."""
         steps = self._steps.frame()
         if self.detail:
-            changed, by = np.array(sorted([(-1, 0), *self._unused.items()]), np.int64).T
-            steps["internal_slots"] = np.cumsum(by)[np.searchsorted(changed, steps.step, side="right") - 1]
+            steps["internal_slots"] = self._unused.of(steps.step.to_numpy())
         return Result(
             requests=self._requests.frame(),
             steps=steps,
@@ -238,13 +243,6 @@ class Recorder:
             self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if self.detail and not kind:
-            self._settle(live, step)
+            self._unused.add(live.holds, live.stored, step)
+            live.holds, live.stored = [], 0
         return live
-
-    def _settle(self, live: Life, step: int) -> None:
-        """Count the slots that a request has held in vain, now that it gives up its pages before `step`."""
-        for (start, pages), (end, _) in pairwise([*live.holds, (step, 0)]):
-            if (unused := pages * self.page_size - live.stored) > 0:
-                self._unused[start] += unused
-                self._unused[end] -= unused
-        live.holds, live.stored = [], 0

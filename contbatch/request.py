@@ -134,18 +134,25 @@ class Request:
 
     def _check(self) -> None:
         """Raise `InvalidRequestError` for the first field that is out of its range."""
-        of, most = f"of request {self.request_id!r}", self.sampling.max_tokens
-        time_ok = is_real(self.arrival_time) and self.arrival_time >= 0
-        require(time_ok, f"arrival_time {of}", self.arrival_time, "finite seconds ≥ 0")
-        require(is_real(self.priority), f"priority {of}", self.priority, "a finite number")
-        require(isinstance(self.client_id, Hashable), f"client_id {of}", self.client_id, "hashable")
+        time, most, salt = self.arrival_time, self.sampling.max_tokens, self.cache_salt
+        if not (is_real(time) and time >= 0):
+            self._refuse("arrival_time", "finite seconds ≥ 0")
+        if not is_real(self.priority):
+            self._refuse("priority", "a finite number")
+        client_ok = self.client_id is None or isinstance(self.client_id, Hashable)  # the check takes long
+        if not client_ok:
+            self._refuse("client_id", "hashable")
         for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
-            target_ok = target is None or (is_real(target) and target > 0)
-            require(target_ok, f"{name} {of}", target, "None or finite seconds > 0")
-        expected, limit = self.expected_output_tokens, f"an integer in [1, {most}] (max_tokens)"
-        require(is_int(expected, 1, most), f"expected_output_tokens {of}", expected, limit)
-        salt_ok = self.cache_salt is None or isinstance(self.cache_salt, str)
-        require(salt_ok, f"cache_salt {of}", self.cache_salt, "a string or None")
+            if not (target is None or (is_real(target) and target > 0)):
+                self._refuse(name, "None or finite seconds > 0")
+        if not is_int(self.expected_output_tokens, 1, most):
+            self._refuse("expected_output_tokens", f"an integer in [1, {most}] (max_tokens)")
+        salt_ok = salt is None or isinstance(salt, str)
+        if not salt_ok:
+            self._refuse("cache_salt", "a string or None")
+
+    def _refuse(self, name: str, limit: str) -> None:
+        require(False, f"{name} of request {self.request_id!r}", getattr(self, name), limit)
 
     @property
     def num_output_tokens(self) -> int:
@@ -229,11 +236,13 @@ class Request:
 
 def _prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
     """Return the length of a prompt that is given as token ids or as a length; `InvalidRequestError` if it is not."""
+    of = f"request {request_id!r}"
     given = "given prompt_token_ids or num_prompt_tokens, one of the two"
-    require((token_ids is None) != (length is None), f"request {request_id!r}", (token_ids, length), given)
+    require((token_ids is None) != (length is None), of, (token_ids, length), given)
     if token_ids is not None:
-        is_list = hasattr(token_ids, "__len__") and not isinstance(token_ids, (str, bytes))
-        require(is_list, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+        if not hasattr(token_ids, "__len__") or isinstance(token_ids, (str, bytes)):
+            require(False, f"prompt_token_ids of {of}", token_ids, "a list of token ids")
         length = len(token_ids)
-    require(is_int(length, 1), f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
+    if not is_int(length, 1):
+        require(False, f"the prompt length of {of}", length, "an integer ≥ 1")
     return length or 0

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from contbatch.request import Request, RequestStatus
 
+FINISHED = RequestStatus.FINISHED
+
 
 def sample_ids(request: Request) -> list[int | str]:
     """Return the ids of all samples of a request: its own, then "id#1", "id#2" and so on."""
@@ -62,7 +64,7 @@ def answered(left: Sequence[Request]) -> list[Request]:
     if not left:
         return []
     first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
-    return [r for r in first if all(sample.status is RequestStatus.FINISHED for sample in r.samples)]
+    return [r for r in first if r.status is FINISHED and all(child.status is FINISHED for child in r.children)]
 
 
 def best_samples(request: Request) -> list[Request]:

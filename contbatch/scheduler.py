@@ -24,7 +24,7 @@ from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.runnable import require_runnable
 from contbatch.samples import live_samples, make_children, unforked
-from contbatch.step import SchedulerOutput
+from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
 FORKING, HELD, FINISHED = RequestStatus.FORKING, RequestStatus.HELD, RequestStatus.FINISHED
@@ -97,7 +97,8 @@ class Scheduler:
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        self.requests |= {sample.request_id: sample for sample in request.samples}
+        for sample in request.samples:
+            self.requests[sample.request_id] = sample
         self.waiting.add(request)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -153,11 +154,11 @@ class Scheduler:
         """
         if self._open_step is not None:
             abandon(self._open_step, self)
-        if self.decoders:
+        if self.decoders is not None:
             self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
-        if self.requests and not self.decoders and all(grant.padding for grant in step.grants):
+        if not step.decoders.num_requests and self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step
 
@@ -208,16 +209,16 @@ class Scheduler:
             self._settle(1)
         return self.drain_released()
 
-    def skip(self, step: SchedulerOutput, num_steps: int) -> list[Request]:
-        """Count decode steps that the requests have taken already, `step` the last; return who left with it."""
+    def skip(self, grants: Sequence[Grant], num_steps: int) -> list[Request]:
+        """Count decode steps that the requests have taken already, with the last one's grants; return who left then."""
         self.num_steps += num_steps
-        self.prefix_cache.publish_step(step.grants)
+        self.prefix_cache.publish_step(grants)
         self._settle(num_steps)
         return self.drain_released()
 
     def _settle(self, num_steps: int = 0) -> None:
         """Move those carried on, and let the finished leave, if the policy lets them."""
-        if self.decoders:
+        if self.decoders is not None:
             self.decoders.advance(num_steps)
         ended = [r for r in self.running if r.finish_reason is not None]
         if ended and self.policy.may_leave(tuple(self.running)):

@@ -11,6 +11,7 @@ from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
 from contbatch.fast_forward import FastForward
+from contbatch.garbage import rarely_collected
 from contbatch.hardware import Hardware
 from contbatch.metrics import Result
 from contbatch.model import ModelConfig
@@ -178,12 +179,13 @@ def simulate(
         policy, backend, skip_with=FastForward if fast_forward else None, detail=detail, log=log, **limits
     )
     provenance = provenance_of(Experiment(policy=policy, workload=workload, backend=backend, **limits))
-    source = workload.source(model_shape(backend.model).vocab_size)
-    result = engine.run(
-        source.requests(),
-        on_finish=source.on_finish,
-        in_order=source.in_order,
-        progress=progress,
-        last_arrival_s=source.last_arrival_s,
-    )
+    with rarely_collected():
+        source = workload.source(model_shape(backend.model).vocab_size)
+        result = engine.run(
+            source.requests(),
+            on_finish=source.on_finish,
+            in_order=source.in_order,
+            progress=progress,
+            last_arrival_s=source.last_arrival_s,
+        )
     return attach(replace(result, max_num_seqs=max_num_seqs), provenance)

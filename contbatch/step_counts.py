@@ -4,15 +4,17 @@ from typing import Literal
 
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
-from contbatch.step import SchedulerOutput
+from contbatch.step import DecodeSums, SchedulerOutput
 from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
 MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
 
 
-def count(step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int) -> tuple[int, ...]:
-    """Count, while a step runs, all of `step_rows.COUNTS` but `live_pages` and what is known when it is over.
+def count(
+    step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int, padded: int
+) -> tuple[int, tuple[int, ...]]:
+    """Count, while a step runs, live pages, and all others of `step_rows.COUNTS` but what is known when it is over.
 
     Parameters
     ----------
@@ -28,16 +30,29 @@ def count(step: SchedulerOutput, scheduler: Scheduler, prefill: int, decode: int
         computed += request.num_computed_tokens
         num_pages += len(request.pages)
     pool, bound = scheduler.pool, step.bound
-    free, cached = pool.num_free, pool.num_cached
+    live_pages = pool.num_live
     # Shared pages are full, and are in more page tables than one.
-    in_several = num_pages - (pool.num_pages - free - cached)
+    in_several = num_pages - live_pages
     kv_tokens = computed + prefill + decode + carried - pool.page_size * in_several
-    return (
+    counts = (
         *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
         *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
-        *(step.num_cached_tokens, kv_tokens, cached, step.num_evictions),
+        *(step.num_cached_tokens, kv_tokens, pool.num_cached, step.num_evictions),
         *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
         *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
-        pool.page_size * free if "fragmentation" in bound else 0,
+        pool.page_size * pool.num_free if "fragmentation" in bound else 0,
         *StepShape.of(step.grants, step.decoders)[-3:],
+    )
+    return live_pages, counts
+
+
+def count_carried(scheduler: Scheduler, sums: DecodeSums) -> tuple[int, ...]:
+    """Do the same for a step in which all who run are carried, and who waits is kept out by seats or else pages."""
+    num_decoding, context, _ = sums
+    num_waiting, seats_free = len(scheduler.waiting), bool(scheduler.free_seats)
+    bound = num_waiting > 0
+    return (
+        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0),
+        *(0, context, 0, 0, 0, 0, 0, 0, bound and not seats_free, False, bound and seats_free),
+        *(0, context, 0, 0),
     )

@@ -1,10 +1,12 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from contbatch.stretch import Stretch
 
 COUNTS = [
     *("seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
@@ -17,16 +19,6 @@ COUNTS = [
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
-
-
-class Stretch(NamedTuple):
-    """Consecutive steps that are alike; each list is by step."""
-
-    starts: list[float]
-    """Seconds, as the next two."""
-    elapsed: list[float]
-    ends: list[float]
-    live_pages: list[int]
 
 
 class StepRows:
@@ -74,11 +66,11 @@ class StepRows:
     def frame(self) -> pd.DataFrame:
         """Make the table of what was added so far; `internal_slots` is yet to be filled in."""
         if self.detail:
-            return self._expand()
+            return pd.DataFrame(self._columns(), copy=False)
         self._sum_up()
         return pd.DataFrame(self._means, columns=STEP_COLUMNS)
 
-    def _expand(self) -> pd.DataFrame:
+    def _columns(self) -> dict[str, NDArray[Any]]:
         names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
         table = np.array(self._stretches, np.int64).reshape(-1, len(names))
         lengths = table[:, 1]
@@ -95,14 +87,14 @@ class StepRows:
         columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
         columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
         columns["internal_slots"] = np.zeros_like(nth)
-        return pd.DataFrame({name: columns[name] for name in STEP_COLUMNS})
+        return {name: columns[name] for name in STEP_COLUMNS}
 
     def _sum_up(self) -> None:
         if not self._starts:
             return
-        steps = self._expand()
-        row = {name: float(steps[name].mean()) for name in STEP_COLUMNS}
-        row |= {"step": int(steps.step.iloc[0]), "start_s": float(steps.start_s.iloc[0]), "num_steps": len(steps)}
-        self._means.append(row)
+        columns = self._columns()
+        row = {name: float(values.mean()) for name, values in columns.items()}
+        first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
+        self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._starts)})
         for rows in (self._stretches, self._live_pages, self._starts, self._elapsed, self._host):
             rows.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, overload
 
-from contbatch.checks import is_int, is_real, require, require_seconds
+from contbatch.checks import is_int, is_real, require
 from contbatch.errors import WorkloadError
 
 _require = partial(require, error=WorkloadError)
@@ -75,8 +75,8 @@ class Turn:
 
     def __post_init__(self) -> None:
         _require(is_int(self.session, 0), "session", self.session, "an integer ≥ 0")
-        require_seconds(WorkloadError, delay_s=self.delay_s)
-        if not isinstance(self.prompt, tuple) or not all(isinstance(segment, Segment) for segment in self.prompt):
+        _require(is_real(self.delay_s) and self.delay_s >= 0, "delay_s", self.delay_s, "finite seconds ≥ 0")
+        if not isinstance(self.prompt, tuple) or {*map(type, self.prompt)} != {Segment}:
             object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
         for key, num_tokens in self.prompt:
             _require(is_int(key), "the key of a segment", key, "an integer")
@@ -84,8 +84,8 @@ class Turn:
         _require(bool(self.prompt), "prompt", self.prompt, "at least one segment")
         most = self.client.max_tokens
         _require(is_int(self.output_tokens, 1), "output_tokens", self.output_tokens, "an integer ≥ 1")
-        short_enough = most is None or self.output_tokens <= most
-        _require(short_enough, "output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
+        if most is not None and self.output_tokens > most:
+            _require(False, "output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
 
     @property
     def num_new_tokens(self) -> int:
@@ -108,7 +108,9 @@ class PromptTokens(Sequence[int]):
     def __init__(self, parts: Iterable[Segment | Sequence[int]], vocab_size: int) -> None:
         self.parts = tuple(parts)
         self.vocab_size = vocab_size
-        self._length = sum(part.num_tokens if isinstance(part, Segment) else len(part) for part in self.parts)
+        self._length = 0
+        for part in self.parts:
+            self._length += part.num_tokens if isinstance(part, Segment) else len(part)
         self._tokens: array[int] | None = None
 
     def __len__(self) -> int:

@@ -245,6 +245,16 @@ def test_a_step_that_comes_to_nothing_takes_no_pages_twice():
     assert engine.scheduler.pool.num_free == 1000
 
 
+def test_another_cost_model_counts_from_then_on():
+    def times(fast):
+        engine, _ = run(crowd(3), cb.ChunkedPrefill(), {"num_pages": 1000, "page_size": 4}, fast)
+        engine.runner.cost = cb.Linear(step_s=7.0)
+        engine.run(crowd(3))
+        return engine.now
+
+    assert times(fast=True) == times(fast=False) > 700
+
+
 @settings(max_examples=50, deadline=None)
 @given(_longer(), st.sampled_from([p for p in READY if p.decodes != "among"]), st.booleans())
 def test_short_stretches_and_a_short_memory_change_nothing(workload, policy, look):

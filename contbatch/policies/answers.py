@@ -29,7 +29,7 @@ def rank_of(policy: Policy, request: Request) -> float:
 def reserve_of(policy: Policy, request: Request) -> int:
     """Return `policy.reserve(request)`, an integer ≥ 0."""
     tokens = policy.reserve(request)
-    if not is_int(tokens, 0):
+    if (type(tokens) is not int or tokens < 0) and not is_int(tokens, 0):
         what = f"{type(policy).__name__}.reserve of request {request.request_id!r}"
         require(False, what, tokens, "an integer ≥ 0", PolicyError)
     return tokens
@@ -62,7 +62,7 @@ def planned(
             raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
         if not known:
             raise PolicyError(f"{name} yielded {request!r}, which is not a live request of this scheduler")
-        if request in restarted:
+        if restarted and request in restarted:
             continue
         if request.request_id in seen:
             raise PolicyError(f"{name} yielded request {request.request_id!r} twice in one step")

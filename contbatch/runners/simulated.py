@@ -47,8 +47,8 @@ class SimulatedRunner:
 
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Predict the step."""
-        sampling = [grant.request for grant in step.grants if grant.samples]
-        tokens = {request.request_id: next_token(request) for request in sampling + step.forked}
+        tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
+        tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
         elapsed_s = self.cost.seconds(StepShape.of(step.grants, step.decoders))
         if step.moves:
             num_swapped = sum(move.kind != "copy" for move in step.moves)
