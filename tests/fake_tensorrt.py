@@ -62,6 +62,10 @@ class MemoryPoolType(enum.Enum):
     WORKSPACE = 0
 
 
+class ProfilingVerbosity(enum.Enum):
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
 class ExecutionContextAllocationStrategy(enum.Enum):
     STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
 
@@ -109,6 +113,7 @@ class IBuilderConfig:
     def __init__(self, state):
         self.state, self.profiles, self.features, self.limits = state, [], set(), {}
         self.progress_monitor = self.cache = None
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     def set_memory_pool_limit(self, pool, pool_size):
         self.limits[pool] = pool_size
@@ -290,7 +295,7 @@ class Captured:
 
 EXPORTED = [
     "ILogger", "IProgressMonitor", "NetworkDefinitionCreationFlag", "PreviewFeature", "MemoryPoolType",
-    "ExecutionContextAllocationStrategy",
+    "ProfilingVerbosity", "ExecutionContextAllocationStrategy",
 ]  # fmt: skip
 SAME_NAMES = [
     *EXPORTED, "Builder", "IBuilderConfig", "ITimingCache", "IOptimizationProfile", "OnnxParser", "Runtime",

@@ -61,16 +61,19 @@ def logged_and_monitored():
     log.log(trt.ILogger.Severity.ERROR, "too big")
     log.log(trt.ILogger.Severity.INFO, "chatter")
     first, second = log.words(), log.words()
-    with tensorrt_progress.new_monitor(trt, False) as monitor:
+    stopped = []
+    with tensorrt_progress.new_monitor(trt, False, lambda: bool(stopped)) as monitor:
         monitor.phase_start("Building", None, 2)
         monitor.phase_start("Timing", "Building", 5)
         going = monitor.step_complete("Timing", 4), monitor.step_complete("Building", 0)
         monitor.phase_finish("Timing")
+        stopped.append(True)
+        going = *going, monitor.step_complete("Building", 1)
     return isinstance(log, trt.ILogger), first, second, going, isinstance(monitor, trt.IProgressMonitor)
 
 
 def test_logger_and_monitor_derive_from_the_real_interfaces():
-    expected = True, "too big", "TensorRT gave no reason", (True, True), True
+    expected = True, "too big", "TensorRT gave no reason", (True, True, False), True
     assert stubbed_tensorrt.submit(logged_and_monitored) == expected
 
 
