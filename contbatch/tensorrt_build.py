@@ -22,7 +22,7 @@ from contbatch.interrupts import interrupts_held_back
 from contbatch.plugins.paged_attention import ptx
 from contbatch.runners.device import Device
 from contbatch.tensorrt_graph import TOP_K, require_form, write_tensorrt_onnx
-from contbatch.tensorrt_library import import_tensorrt, new_log
+from contbatch.tensorrt_library import import_tensorrt, new_log, started
 from contbatch.tensorrt_limits import EngineLimits, Range
 from contbatch.tensorrt_progress import new_monitor
 
@@ -183,7 +183,7 @@ def build_plan(
     # TensorRT swallows an exception in a method that it calls, so a KeyboardInterrupt there would be lost.
     with interrupts_held_back() as interrupted:
         log = new_log(trt)
-        builder = trt.Builder(log)
+        builder = started(trt.Builder, log)
         network = _parse(trt, builder, graph, log)
         config = builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)

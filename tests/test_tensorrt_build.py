@@ -118,6 +118,7 @@ def test_timings_are_kept_between_builds(path, driver, trt, caplog):
         ({"build": "out of memory"}, "built no engine: out of memory"),
         ({"parse": 1}, "parser refuses it: no importer for"),
         ({"profile": 1}, "refuses the profile decode"),
+        ({"start": "CUDA driver version is insufficient"}, "TensorRT doesn't start: CUDA driver version is insuff"),
     ],
 )
 def test_failed_builds_leave_nothing(faults, message, path, driver, trt):
