@@ -145,7 +145,7 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer conversations, [{"role": "user", "content": "Hello"}], through the chat template as `generate` does."""
+        """Answer conversations, [{"role": "user", "content": "Hi"}], through the chat template as `generate` does."""
         conversations = [given if isinstance(given, str) else parts(given) for given in listed(messages)]
         for told in conversations:
             if isinstance(told, str) or not all(isinstance(message, Mapping) for message in told):

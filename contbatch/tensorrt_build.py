@@ -105,8 +105,8 @@ def _kept_engine(
     if paged:
         dtype = read_metadata(path).get("dtype", "?")
         variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
-    form = {"attention": options.attention, "top_k": options.top_k}
-    graph = write_tensorrt_onnx(path, limits.page_size, options.num_splits, **form)
+    sizes = limits.page_size, options.num_splits
+    graph = write_tensorrt_onnx(path, *sizes, attention=options.attention, top_k=options.top_k)
     profiles = limits.profiles(config)
     identity = _identity(graph, limits, options, profiles, trt.__version__, device)
     folder = path.parent / f"{'tensorrt' if paged else options.attention}-sm{device.sm}"

@@ -120,8 +120,8 @@ def _find_largest(graph: GraphProto, top_k: int) -> None:
         ("Add", ["log_total.above", "largest_logit"], "log_total.column", {}),
         ("Squeeze", ["log_total.column", "vocabulary_axis"], "log_total", {}),
     ):
-        outputs = [output, "top_ids.wide"] if op_type == "TopK" else [output]
-        graph.node.append(helper.make_node(op_type, inputs, outputs, output, **attributes))
+        made = [output, "top_ids.wide"] if op_type == "TopK" else [output]
+        graph.node.append(helper.make_node(op_type, inputs, made, output, **attributes))
     outputs: dict[str, tuple[int, list[str | int]]] = {
         "top_logits": (float32, ["num_logits", top_k]),
         "top_ids": (int32, ["num_logits", top_k]),
