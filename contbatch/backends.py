@@ -101,11 +101,9 @@ def engine_of(
 
     Raises
     ------
-    InvalidRequestError
-        A limit out of its range.
     ContbatchError
-        See `contbatch.build.build` and `contbatch.tensorrt_build.build_engine`. A missing GPU or package is told before
-        the model is exported.
+        A limit out of its range; see `contbatch.build.build` and `contbatch.tensorrt_build.build_engine`. A missing GPU
+        or package is told before the model is exported.
     """
     from contbatch.runners.device import Device
     from contbatch.tensorrt_build import build_engine

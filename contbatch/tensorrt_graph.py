@@ -42,8 +42,7 @@ def write_tensorrt_onnx(
     "paged": each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1
     PagedAttentionSplit and PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries,
     keys and values that are inputs of their own are concatenated. "gather": it becomes operators of ONNX alone, see
-    `contbatch.tensorrt_gather`, and the file is `model.gather.onnx`, whose packed weights are widened, see
-    `contbatch.tensorrt_weights`. The page size becomes a constant.
+    `contbatch.tensorrt_gather`, in `model.gather.onnx`, with packed weights widened. The page size becomes a constant.
 
     The graph gets three outputs more: of each row of logits the top_k largest, largest first, `top_logits` float32
     and `top_ids` int32 (num_logits, top_k); and `log_total` float32 (num_logits), the logarithm of the sum of the
@@ -71,8 +70,7 @@ def write_tensorrt_onnx(
     """
     require_counts(page_size=page_size, num_splits=num_splits)
     require_form(attention, num_splits, top_k)
-    path = Path(model)
-    config, dtype = read_config(path), read_metadata(path)["dtype"]
+    path, config, dtype = Path(model), read_config(model), read_metadata(model)["dtype"]
     proto = onnx.load(path, load_external_data=False)
     if attention == "gather":
         widen_weights(proto.graph, path)

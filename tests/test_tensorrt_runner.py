@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from fake_model import same_scores
-from on_fake_gpu import LIMITS, driver, engine, models, path, trt  # noqa: F401 - fixtures
+from on_fake_gpu import LIMITS, SIZES, driver, engine, models, path, trt  # noqa: F401 - fixtures
 from ragged import prompts_for, run_steps, step
 
 import contbatch as cb
@@ -18,12 +18,13 @@ from contbatch.errors import (
     ModelFileError,
     RunnerError,
 )
+from contbatch.model import random_model
 from contbatch.runners.model_runner import ModelRunner
 from contbatch.runners.reference import ReferenceModel
 from contbatch.runners.tensorrt import TensorRTModel
 from contbatch.runners.top_runner import TopRunner
 from contbatch.step import PageMove
-from contbatch.tensorrt_limits import EngineLimits
+from contbatch.tensorrt_limits import EngineLimits, pages_within
 
 pytest.importorskip("triton", reason="an engine is built with kernels made by Triton: pip install 'contbatch[ptx]'")
 
@@ -327,6 +328,19 @@ def test_all_but_a_little_of_the_memory_may_go_to_pages(path, driver, trt):
     with ModelRunner(TensorRTModel(engine(path, EngineLimits(4, 12, 10**6, 4)), 0.9999)) as runner:
         assert runner.model.forward(step(([1, 2, 3], 0), table=[[0]], logits=[2])).shape == (1, 256)
     driver.require_clean()
+
+
+def test_a_fraction_is_of_no_more_pages_than_the_engine_was_built_for(path, driver, trt):
+    model = TensorRTModel(engine(path), 0.5)
+    assert model.num_pages == LIMITS.num_pages == 30
+    model.close()
+    driver.require_clean()
+
+
+def test_a_cache_has_no_more_elements_than_tensorrt_takes():
+    config = random_model(0, **SIZES).config
+    assert pages_within(2**40, config, 16) == (2**31 - 1) // (16 * 1 * 64)
+    assert pages_within(10 * 16 * 64 * 2 * 2 * config.num_layers, config, 16) == 10
 
 
 def test_a_folder_without_an_engine(path, tmp_path, driver, trt):

@@ -94,9 +94,10 @@ class TensorRTModel:
                 top_k = min(options["top_k"], self.config.vocab_size)
                 self._buffers = StepBuffers(self._device, self._profiles, self.config.vocab_size, top_k)
                 sizes = self.page_size, num_host_pages, 4 if manifest["dtype"] == "float32" else 2
-                self._pages = DevicePages(self._device, self.config, num_pages, *sizes, spare=self._gathers)
+                most: int = manifest["limits"]["num_pages"]
+                self._pages = DevicePages(self._device, self.config, num_pages, *sizes, spare=self._gathers, most=most)
                 self.num_pages, self.num_host_pages = self._pages.num_pages, num_host_pages
-                if self.num_pages > (most := manifest["limits"]["num_pages"]):
+                if self.num_pages > most:
                     raise RunnerError(f"{folder}: built for at most {most} pages, got {self.num_pages}")
                 self._bind()
         except BaseException:
