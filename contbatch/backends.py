@@ -128,8 +128,9 @@ def engine_of(
 def require_backend(backend: str, attention: str) -> None:
     """Raise `InvalidRequestError` for a backend that there isn't, or a form of attention that it hasn't."""
     require(backend in BACKENDS, "backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
-    forms = "'paged' or, with backend 'tensorrt', 'gather'"
-    require(attention == "paged" or (backend, attention) == ("tensorrt", "gather"), "attention", attention, forms)
+    if attention != "paged" and (backend, attention) != ("tensorrt", "gather"):
+        forms = "'paged' or, with backend 'tensorrt', 'gather'"
+        raise InvalidRequestError(f"attention must be {forms}, got {attention!r} with backend {backend!r}")
 
 
 def require_limits(backend: str, policy: Policy, limits: Mapping[str, Any]) -> None:

@@ -270,7 +270,8 @@ def test_options_that_the_backend_has_not(options, tiny, driver, trt):
 
 @pytest.mark.parametrize(("backend", "attention"), [("tensorrt", "flash"), ("cpu", "gather"), ("reference", "gather")])
 def test_forms_of_attention_that_a_backend_has_not(backend, attention, tiny, driver, trt):
-    message = f"attention must be 'paged' or, with backend 'tensorrt', 'gather', got '{attention}'"
+    got = f"got '{attention}' with backend '{backend}'"
+    message = f"attention must be 'paged' or, with backend 'tensorrt', 'gather', {got}"
     with pytest.raises(InvalidRequestError, match=message):
         cb.LLM(tiny, backend=backend, attention=attention)
     assert not driver.calls
