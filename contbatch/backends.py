@@ -48,21 +48,29 @@ def _reference(
 
 
 def _tensorrt(
-    source: Path, limits: Mapping[str, Any], *, precision: str, kv_dtype: str | None, num_threads: int | None
+    source: Path,
+    limits: Mapping[str, Any],
+    *,
+    precision: str,
+    kv_dtype: str | None,
+    num_threads: int | None,
+    attention: str = "paged",
 ) -> ModelRunner:
     from contbatch.runners.tensorrt import TensorRTModel
     from contbatch.runners.top_runner import TopRunner
+    from contbatch.tensorrt_build import BuildOptions
 
-    if precision not in _DTYPES or (kv_dtype, num_threads) != (None, None):
+    if precision not in _EXPORTS or (kv_dtype, num_threads) != (None, None):
         options = f"precision {precision!r}, kv_dtype {kv_dtype!r} and num_threads {num_threads}"
         raise InvalidRequestError(
-            f"backend 'tensorrt' has precision 'f16' or 'bf16', no kv_dtype or num_threads, got {options}"
+            f"backend 'tensorrt' has precision 'f16', 'bf16' or 'w8a8', no kv_dtype or num_threads, got {options}"
         )
-    folder = engine_of(source, limits, precision)
+    folder = engine_of(source, limits, precision, BuildOptions(attention=attention))
     return TopRunner(TensorRTModel(folder, limits["num_pages"], limits["num_host_pages"]))
 
 
-_DTYPES = {"f16": "float16", "bf16": "bfloat16"}
+_EXPORTS = {"f16": ("float16", None), "bf16": ("bfloat16", None), "w8a8": ("float16", "w8a8")}
+"""Dtype and quantization of the file that an engine of a precision is built from."""
 
 
 def engine_of(
@@ -83,7 +91,8 @@ def engine_of(
     limits : mapping
         max_num_seqs, max_num_batched_tokens, num_pages and page_size. num_pages may be a fraction in (0, 1): the engine
         then takes as many as fit in all of the GPU's memory.
-    precision : {"f16", "bf16"}
+    precision : {"f16", "bf16", "w8a8"}
+        "w8a8": linear layers in 8 bits, float16 around them; a CPU reads the text to calibrate with.
     options : BuildOptions, optional
     cache_dir : path, optional
         In place of `contbatch.catalog.cache_dir()`.
@@ -92,11 +101,9 @@ def engine_of(
 
     Raises
     ------
-    InvalidRequestError
-        A limit out of its range.
     ContbatchError
-        See `contbatch.build.build` and `contbatch.tensorrt_build.build_engine`. A missing GPU or package is told before
-        the model is exported.
+        A limit out of its range; see `contbatch.build.build` and `contbatch.tensorrt_build.build_engine`. A missing GPU
+        or package is told before the model is exported.
     """
     from contbatch.runners.device import Device
     from contbatch.tensorrt_build import build_engine
@@ -106,15 +113,24 @@ def engine_of(
     import_tensorrt()
     with closing(Device(ordinal)) as device, device.current():
         memory = device.total_bytes()
-    numbers = {name: limits[name] for name in ("max_num_seqs", "max_num_batched_tokens", "num_pages", "page_size")}
-    fraction = isinstance(numbers["num_pages"], float)
+    pages, names = limits["num_pages"], ("max_num_seqs", "max_num_batched_tokens", "page_size")
+    fraction = isinstance(pages, float)
     if fraction:
-        require(0 < limits["num_pages"] < 1, "num_pages", limits["num_pages"], "an integer ≥ 1 or a fraction in (0, 1)")
-    most = EngineLimits(**numbers | ({"num_pages": 1} if fraction else {}))
-    model = build(source, _DTYPES[precision], cache_dir) / "model.onnx"
+        require(0 < pages < 1, "num_pages", pages, "an integer ≥ 1 or a fraction in (0, 1)")
+    most = EngineLimits(num_pages=1 if fraction else pages, **{name: limits[name] for name in names})
+    dtype, quantization = _EXPORTS[precision]
+    model = build(source, dtype, cache_dir, quantization) / "model.onnx"
     if fraction:
         most = replace(most, num_pages=max(1, pages_within(memory, read_config(model), most.page_size)))
     return build_engine(model, most, options, ordinal=ordinal)
+
+
+def require_backend(backend: str, attention: str) -> None:
+    """Raise `InvalidRequestError` for a backend that there isn't, or a form of attention that it hasn't."""
+    require(backend in BACKENDS, "backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
+    if attention != "paged" and (backend, attention) != ("tensorrt", "gather"):
+        forms = "'paged' or, with backend 'tensorrt', 'gather'"
+        raise InvalidRequestError(f"attention must be {forms}, got {attention!r} with backend {backend!r}")
 
 
 def require_limits(backend: str, policy: Policy, limits: Mapping[str, Any]) -> None:

@@ -63,7 +63,9 @@ def _add_build(commands: Any) -> None:
     )
     build.set_defaults(run=_build)
     build.add_argument("model", help="smollm2-135m, a GGUF file, a Hugging Face directory or hub id")
-    build.add_argument("--precision", choices=["f16", "bf16"], default="f16", help="f16")
+    precision = build.add_mutually_exclusive_group()
+    precision.add_argument("--precision", choices=["f16", "bf16", "w8a8"], default="f16", help="f16")
+    precision.add_argument("--w8a8", dest="precision", action="store_const", const="w8a8", help="--precision w8a8")
     build.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="in place of engines/ or the user's cache")
     numbers = {"max-num-seqs": (64, "seats"), "max-num-batched-tokens": (512, "tokens of a step")}
     numbers |= {"page-size": (16, "positions per page"), "num-splits": (1, "programs per sequence")}

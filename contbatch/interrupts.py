@@ -22,22 +22,29 @@ class _Hold:
             self.handler(number, frame)
         self.waiting = number, frame
 
+    def is_waiting(self) -> bool:
+        return self.waiting is not None
+
 
 @contextmanager
-def interrupts_held_back() -> Iterator[None]:
+def interrupts_held_back() -> Iterator[Callable[[], bool]]:
     """Let an interrupt wait for the end of the outermost such block; a second one comes through at once.
 
-    Python delivers signals to the main thread alone: in others, and where no Python handler is set, nothing changes.
+    Gives a function that tells whether one waits. Python delivers signals to the main thread alone: in others, and
+    where no Python handler is set, nothing changes.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(handler) or isinstance(handler, _Hold):
-        yield
+    if is_main and isinstance(handler, _Hold):
+        yield handler.is_waiting
+        return
+    if not is_main or not callable(handler):
+        yield lambda: False
         return
     hold = _Hold(handler)
     signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield hold.is_waiting
     except GeneratorExit:  # a second interrupt hit the way out of the block and is under way; nobody would see another
         hold.waiting = None
         raise

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from contbatch.backends import BACKENDS, PRECISION, require_limits, within
+from contbatch.backends import BACKENDS, PRECISION, require_backend, require_limits, within
 from contbatch.beam_search import BeamSearchParams, beam_search
 from contbatch.catalog import fetch
 from contbatch.decision_log import DecisionLog
@@ -40,7 +40,7 @@ class LLM:
         "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
     precision : {"f32", "f16", "bf16", "w8a8"}, optional
         Of the linear layers and the pages: "cpu" f32 (its default), bf16, or w8a8 (8 bits, but pages in bf16),
-        "reference" f32, "tensorrt" f16 (its default) or bf16.
+        "reference" f32, "tensorrt" f16 (its default), bf16, or w8a8 (but pages in f16).
     kv_dtype : {"f32", "bf16", "int8"}, optional
         Another type for the pages. Only "cpu" takes one.
     policy : Policy
@@ -57,6 +57,8 @@ class LLM:
         Whether a request's pages lie anywhere or side by side, see `Scheduler`.
     num_threads : int, optional
         All cores if None. Only "cpu" takes a number.
+    attention : {"paged", "gather"}
+        "gather", on "tensorrt" alone: ONNX's own operators in place of our plugin, slower, see docs/tensorrt.md.
     """
 
     def __init__(
@@ -75,9 +77,9 @@ class LLM:
         num_host_pages: int = 0,
         layout: str = "paged",
         num_threads: int | None = None,
+        attention: str = "paged",
     ) -> None:
-        if backend not in BACKENDS:
-            raise InvalidRequestError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+        require_backend(backend, attention)
         self.policy = policy or ChunkedPrefill()
         limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -85,6 +87,7 @@ class LLM:
         require_limits(backend, self.policy, self._limits)
         precision = precision or PRECISION[backend]
         options: dict[str, Any] = {"precision": precision, "kv_dtype": kv_dtype, "num_threads": num_threads}
+        options |= {} if attention == "paged" else {"attention": attention}  # results saved without it stay the same
         with missing_packages_named():
             source = fetch(model)
             self._identity = {"model": source.name, "backend": backend, **options}
@@ -142,10 +145,7 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several, through the model's chat template; otherwise like `generate`.
-
-        Messages are {"role": "user", "content": "Hello"} and so on.
-        """
+        """Answer conversations, [{"role": "user", "content": "Hi"}], through the chat template as `generate` does."""
         conversations = [given if isinstance(given, str) else parts(given) for given in listed(messages)]
         for told in conversations:
             if isinstance(told, str) or not all(isinstance(message, Mapping) for message in told):

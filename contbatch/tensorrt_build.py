@@ -18,10 +18,11 @@ from contbatch.checks import require_counts
 from contbatch.errors import EngineBuildError
 from contbatch.export import read_config, read_metadata
 from contbatch.gpu_kernels import variants
+from contbatch.interrupts import interrupts_held_back
 from contbatch.plugins.paged_attention import ptx
 from contbatch.runners.device import Device
 from contbatch.tensorrt_graph import TOP_K, require_form, write_tensorrt_onnx
-from contbatch.tensorrt_library import import_tensorrt, new_log
+from contbatch.tensorrt_library import import_tensorrt, new_log, started
 from contbatch.tensorrt_limits import EngineLimits, Range
 from contbatch.tensorrt_progress import new_monitor
 
@@ -92,25 +93,31 @@ def build_engine(
     ModelFileError, InvalidRequestError
         The model is not an exported one, or an option is out of range.
     """
-    trt, options, path = import_tensorrt(), options or BuildOptions(), Path(model)
+    trt = import_tensorrt()
     with closing(Device(ordinal)) as device:
-        config, dtype = read_config(path), read_metadata(path).get("dtype", "?")
-        if options.attention == "paged":
-            variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
-        graph = write_tensorrt_onnx(
-            path, limits.page_size, options.num_splits, attention=options.attention, top_k=options.top_k
-        )
-        profiles = limits.profiles(config)
-        identity = _identity(graph, limits, options, profiles, trt.__version__, device)
-        folder = path.parent / f"{'tensorrt' if options.attention == 'paged' else options.attention}-sm{device.sm}"
-        if _is_current(folder, identity, device.name):
-            return folder
-        tools = _prepare(device.sm) if options.attention == "paged" else {}
-        with cached_folder.made_anew(folder, identity) as new:
-            with device.current():
-                engine = build_plan(trt, graph, profiles, options, device.sm, progress)
-            (new / ENGINE).write_bytes(engine)
-            cached_folder.write_manifest(new, identity, (ENGINE,), config=asdict(config), tools=tools)
+        return _kept_engine(trt, device, Path(model), limits, options or BuildOptions(), progress)
+
+
+def _kept_engine(
+    trt: Any, device: Device, path: Path, limits: EngineLimits, options: BuildOptions, progress: bool
+) -> Path:
+    config, paged = read_config(path), options.attention == "paged"
+    if paged:
+        dtype = read_metadata(path).get("dtype", "?")
+        variants(config, dtype, limits.page_size, options.num_splits)  # refuses what no kernel can do
+    sizes = limits.page_size, options.num_splits
+    graph = write_tensorrt_onnx(path, *sizes, attention=options.attention, top_k=options.top_k)
+    profiles = limits.profiles(config)
+    identity = _identity(graph, limits, options, profiles, trt.__version__, device)
+    folder = path.parent / f"{'tensorrt' if paged else options.attention}-sm{device.sm}"
+    if _is_current(folder, identity, device.name):
+        return folder
+    tools = _prepare(device.sm) if paged else {}
+    with cached_folder.made_anew(folder, identity) as new:
+        with device.current():
+            engine = build_plan(trt, graph, profiles, options, device.sm, progress)
+        (new / ENGINE).write_bytes(engine)
+        cached_folder.write_manifest(new, identity, (ENGINE,), config=asdict(config), tools=tools)
     return folder
 
 
@@ -148,6 +155,7 @@ def _identity(
         "onnx_sha256": cached_folder.sha256_of(graph),
         "weights_sha256": metadata["weights_sha256"],
         "dtype": metadata["dtype"],
+        "quantization": metadata["quantization"],
         "versions": {"tensorrt": tensorrt, "cuda_driver": device.driver},
         "kernels": cached_folder.code_hash(*(Path(ptx.__file__).with_name(f"{name}.py") for name in kernels)),
         "gpu": {"name": device.name, "sm": device.sm},
@@ -171,34 +179,48 @@ def build_plan(
 
     Beside the file it keeps the builder's measurements, `timings-sm<SM>.cache`, for the next build.
     """
-    log = new_log(trt)
-    builder = trt.Builder(log)
+    timings = graph.with_name(f"timings-sm{sm}.cache")
+    # TensorRT swallows an exception in a method that it calls, so a KeyboardInterrupt there would be lost.
+    with interrupts_held_back() as interrupted:
+        log = new_log(trt)
+        builder = started(trt.Builder, log)
+        network = _parse(trt, builder, graph, log)
+        config = builder.create_builder_config()
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # tells the types that each layer computes in
+        _add_profiles(builder, config, profiles, f"{graph}: TensorRT refuses the profile", log)
+        cache = _timing_cache(config, timings)
+        with new_monitor(trt, progress, interrupted) as monitor:
+            config.progress_monitor = monitor
+            engine = builder.build_serialized_network(network, config)
+        if engine is None and not interrupted():
+            raise EngineBuildError(f"{graph}: TensorRT built no engine: {log.words()}")
+    part = timings.with_suffix(".part")
+    part.write_bytes(cache.serialize())
+    os.replace(part, timings)
+    return engine
+
+
+def _parse(trt: Any, builder: Any, graph: Path, log: Any) -> Any:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(graph)):
         told = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise EngineBuildError(f"{graph}: TensorRT's parser refuses it: {told}; {log.words()}")
     _allow_plain_attention(trt, network)
-    config = builder.create_builder_config()
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    return network
+
+
+def _add_profiles(
+    builder: Any, config: Any, profiles: Mapping[str, Mapping[str, Range]], refused: str, log: Any
+) -> None:
     for name, ranges in profiles.items():
         profile = builder.create_optimization_profile()
         for tensor, shapes in ranges.items():
             profile.set_shape(tensor, *shapes)
         if config.add_optimization_profile(profile) < 0:
-            raise EngineBuildError(f"{graph}: TensorRT refuses the profile {name}: {log.words()}")
-    timings = graph.with_name(f"timings-sm{sm}.cache")
-    cache = _timing_cache(config, timings)
-    with new_monitor(trt, progress) as monitor:
-        config.progress_monitor = monitor
-        engine = builder.build_serialized_network(network, config)
-    if engine is None:
-        raise EngineBuildError(f"{graph}: TensorRT built no engine: {log.words()}")
-    part = timings.with_suffix(".part")
-    part.write_bytes(cache.serialize())
-    os.replace(part, timings)
-    return engine
+            raise EngineBuildError(f"{refused} {name}: {log.words()}")
 
 
 def _allow_plain_attention(trt: Any, network: Any) -> None:

@@ -13,6 +13,7 @@ from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.tensorrt_gather import gather_pages
+from contbatch.tensorrt_weights import widen_weights
 
 DOMAIN = "contbatch"
 ATTRIBUTES = (
@@ -36,12 +37,12 @@ def write_tensorrt_onnx(
     attention: str = "paged",
     top_k: int = TOP_K,
 ) -> Path:
-    """Write `model.tensorrt.onnx` beside an exported model.onnx, whose weights file it shares.
+    """Write `model.tensorrt.onnx` beside an exported model.onnx, whose weights file it shares. W8A8 stays as it is.
 
     "paged": each com.microsoft::PagedAttention becomes contbatch::PagedAttention, or with num_splits > 1
     PagedAttentionSplit and PagedAttentionCombine, see `contbatch.plugins.paged_attention.tensorrt_plugin`. Queries,
     keys and values that are inputs of their own are concatenated. "gather": it becomes operators of ONNX alone, see
-    `contbatch.tensorrt_gather`, and the file is `model.gather.onnx`. The page size becomes a constant.
+    `contbatch.tensorrt_gather`, in `model.gather.onnx`, with packed weights widened. The page size becomes a constant.
 
     The graph gets three outputs more: of each row of logits the top_k largest, largest first, `top_logits` float32
     and `top_ids` int32 (num_logits, top_k); and `log_total` float32 (num_logits), the logarithm of the sum of the
@@ -60,7 +61,7 @@ def write_tensorrt_onnx(
     Returns
     -------
     Path
-        The new file; an existing one is replaced as a whole.
+        The new file; an existing one is replaced.
 
     Raises
     ------
@@ -69,10 +70,10 @@ def write_tensorrt_onnx(
     """
     require_counts(page_size=page_size, num_splits=num_splits)
     require_form(attention, num_splits, top_k)
-    path = Path(model)
-    config, dtype = read_config(path), read_metadata(path)["dtype"]
+    path, config, dtype = Path(model), read_config(model), read_metadata(model)["dtype"]
     proto = onnx.load(path, load_external_data=False)
     if attention == "gather":
+        widen_weights(proto.graph, path)
         gather_pages(proto, page_size)
     else:
         _use_plugins(proto, path, dtype, num_splits)
@@ -105,13 +106,20 @@ def _find_largest(graph: GraphProto, top_k: int) -> None:
     graph.initializer.extend(
         [helper.make_tensor("top_k", int64, [1], [top_k]), helper.make_tensor("vocabulary_axis", int64, [1], [1])]
     )
-    graph.node.extend(
-        [
-            helper.make_node("TopK", ["logits", "top_k"], ["top_logits", "top_ids.wide"], "top_logits", axis=1),
-            helper.make_node("Cast", ["top_ids.wide"], ["top_ids"], "top_ids", to=int32),
-            helper.make_node("ReduceLogSumExp", ["logits", "vocabulary_axis"], ["log_total"], "log_total", keepdims=0),
-        ]
-    )
+    # Step by step: TensorRT makes ReduceLogSumExp an exponential of the logits as they are, which overflows at 89.
+    for op_type, inputs, output, attributes in (
+        ("TopK", ["logits", "top_k"], "top_logits", {"axis": 1}),
+        ("Cast", ["top_ids.wide"], "top_ids", {"to": int32}),
+        ("ReduceMax", ["logits", "vocabulary_axis"], "largest_logit", {"keepdims": 1}),
+        ("Sub", ["logits", "largest_logit"], "log_total.below", {}),
+        ("Exp", ["log_total.below"], "log_total.weights", {}),
+        ("ReduceSum", ["log_total.weights", "vocabulary_axis"], "log_total.sum", {"keepdims": 1}),
+        ("Log", ["log_total.sum"], "log_total.above", {}),
+        ("Add", ["log_total.above", "largest_logit"], "log_total.column", {}),
+        ("Squeeze", ["log_total.column", "vocabulary_axis"], "log_total", {}),
+    ):
+        made = [output, "top_ids.wide"] if op_type == "TopK" else [output]
+        graph.node.append(helper.make_node(op_type, inputs, made, output, **attributes))
     outputs: dict[str, tuple[int, list[str | int]]] = {
         "top_logits": (float32, ["num_logits", top_k]),
         "top_ids": (int32, ["num_logits", top_k]),
@@ -129,11 +137,12 @@ def write_without_attention(model: str | os.PathLike[str]) -> Path:
     Returns
     -------
     Path
-        The new file; it shares the weights of the exported one.
+        The new file; it shares the weights of the exported one, but for packed ones, which are widened.
     """
     path = Path(model)
     read_config(path)
     proto = onnx.load(path, load_external_data=False)
+    widen_weights(proto.graph, path)
     graph = proto.graph
     nodes = [node for node in graph.node if node.op_type == "PagedAttention"]
     rest = [node for node in graph.node if node.op_type != "PagedAttention"]

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from contbatch.errors import MissingDependencyError
+from contbatch.errors import EngineBuildError, MissingDependencyError
 
 OLDEST = (10, 12)
 """Aliased plugin outputs and kernels compiled ahead of time are there; networks are strongly typed from 11 on."""
@@ -22,6 +22,14 @@ def import_tensorrt() -> Any:
         oldest = ".".join(map(str, OLDEST))
         raise MissingDependencyError(f"TensorRT must be ≥ {oldest}, got {tensorrt.__version__}: {hint}")
     return tensorrt
+
+
+def started(kind: Any, log: Any) -> Any:
+    """Make a `Builder` or `Runtime`; `EngineBuildError` if the library can't, for instance for an old driver."""
+    try:
+        return kind(log)
+    except TypeError as error:  # of the bindings: the library gave them nothing
+        raise EngineBuildError(f"TensorRT doesn't start: {log.words()}") from error
 
 
 def new_log(trt: Any) -> Any:

@@ -12,6 +12,9 @@ Range = tuple[Shape, Shape, Shape]
 TUNED_PAGES = 1024
 """Pages that the builder allocates for timing: how many there are makes no difference to the kernel."""
 
+MOST_ELEMENTS = 2**31 - 1
+"""Of a tensor. NVIDIA's answer in TensorRT's issue 1948; later versions lift it in part (issue 4408)."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -55,8 +58,9 @@ class EngineLimits:
 
 
 def pages_within(num_bytes: int, config: ModelConfig, page_size: int, itemsize: int = 2) -> int:
-    """Return how many pages, of all layers, so many bytes hold."""
-    return num_bytes // (2 * config.num_layers * page_size * config.kv_num_heads * config.head_size * itemsize)
+    """Return how many pages, of all layers, so many bytes hold, as far as TensorRT takes a cache of that size."""
+    elements = page_size * config.kv_num_heads * config.head_size
+    return min(num_bytes // (2 * config.num_layers * elements * itemsize), MOST_ELEMENTS // elements)
 
 
 def buckets(largest: int) -> list[int]:

@@ -9,6 +9,8 @@ from contbatch.logits import is_plain, logprobs
 from contbatch.logprob import Logprobs
 from contbatch.request import Request
 
+_FLOAT32 = np.finfo(np.float32)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogits:
@@ -42,6 +44,15 @@ class TopLogits:
         values = self.values[row]
         return values.size == self.vocab_size or (count is not None and np.sum(values > values.min()) >= count)
 
+    def tells_next(self, row: int, request: Request) -> bool:
+        """Whether a row here is enough for a request's next token and the log-probabilities it wants."""
+        p, count = request.sampling, likeliest_needed(request)
+        if count is None and is_plain(request) and p.logprobs != -1 and p.min_p > 0:
+            # Where min-p drops the least logit here, what a device left out goes too. A margin for the host's rounding.
+            below = (self.values[row].min() - self.values[row].max()) / max(p.temperature, float(_FLOAT32.tiny))
+            count = max(1, p.logprobs or 0) if np.exp(below) < p.min_p * (1 - 1e-5) else None
+        return self.tells(row, count)
+
     def logprobs(self, row: int, token: int, count: int) -> Logprobs:
         """Do as `contbatch.logits.logprobs` for a token and likeliest ones of which `tells` is true.
 
@@ -56,7 +67,7 @@ def likeliest_needed(request: Request) -> int | None:
     """Return how many of the likeliest tokens decide on a request's next one and its log-probabilities; None: all.
 
     Greedy choice needs one, top-k sampling k: min-p and top-p act on what top-k leaves. Everything that changes logits
-    or draws from all of them needs all.
+    or draws from all of them needs all; what min-p alone leaves hangs on the logits, see `TopLogits.tells_next`.
     """
     p = request.sampling
     if not is_plain(request) or p.logprobs == -1 or (p.temperature > 0 and p.top_k < 1):

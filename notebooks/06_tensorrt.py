@@ -49,10 +49,8 @@ graph = onnx.load(write_tensorrt_onnx(model, page_size=16), load_external_data=F
 print(dict(Counter(f"{node.domain or 'onnx'}::{node.op_type}" for node in graph.node)))
 node = next(node for node in graph.node if node.domain)
 print({a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
-
-# %%
 axis = pd.Series(Counter(node.op_type for node in graph.node)).sort_values().plot.barh(
-    color="#0072B2", figsize=(7, 3), xlabel="nodes", title="a model of two layers, as TensorRT gets it"
+    color="#0072B2", figsize=(7, 4), xlabel="nodes", title="a model of two layers, as TensorRT gets it"
 )
 
 # %% [markdown]
@@ -127,7 +125,6 @@ table = np.array([[2, 0], [3, -1]], np.int32)
 step = [np.array([0, 1, 6], np.int32), np.array([20, 0], np.int32), table, *np.float16([np.cos(angles), np.sin(angles)])]
 inputs = [query, None, None, keys, values, *step]
 
-# %%
 output, new_keys, new_values = interpreter.launch(variants(config, "float16", 16)[1], inputs)
 expected, expected_keys, expected_values = paged_attention(*inputs, num_heads=9, kv_num_heads=3, do_rotary=1)
 error = np.abs(output - expected.astype(float)).max() / np.abs(expected.astype(float)).max()
@@ -139,7 +136,9 @@ print("pages changed:", np.flatnonzero((new_keys != keys).any(axis=(1, 2, 3))))
 # ## The rest of the engine
 #
 # TensorRT-RTX, NVIDIA's library for consumers' GPUs, has the same parser and builder, and builds without a GPU. It takes no plugins, so
-# we cut them out. This is our own builder code on a real compiler.
+# we cut them out. This is our own builder code on a real compiler, first in float16, then in 8 bits (W8A8): there the file has
+# QuantizeLinear and DequantizeLinear around each product, and the compiler multiplies the codes. `cb.LLM(precision="w8a8",
+# backend="tensorrt")` and `contbatch build --w8a8` make such an engine.
 
 # %%
 import tensorrt_rtx_libs  # loads the library
@@ -147,12 +146,25 @@ import tensorrt_rtx_bindings as rtx
 
 from contbatch.tensorrt_build import BuildOptions, build_plan
 
-segments = write_without_attention(model)
-names = [value.name for value in onnx.load(segments, load_external_data=False).graph.input]
-rows = [(*shape, 9 * 64) for shape in limits.profiles(config)["prompts"]["input_ids"]]
-ranges = {name: limits.profiles(config)["prompts"].get(name, rows) for name in names}
-plan = build_plan(rtx, segments, {"prompts": ranges}, BuildOptions(), sm=120, progress=False)
-print(names, "built" if memoryview(plan).nbytes > 1e6 else "too small")
+def built(file):
+    (file.parent / "timings-sm120.cache").unlink(missing_ok=True)  # of another graph: without a GPU nothing is measured
+    ranges = {name: all_ranges[name] for name in names}
+    return memoryview(build_plan(rtx, write_without_attention(file), {"prompts": ranges}, BuildOptions(), 120, False)).nbytes
+
+names = [v.name for v in onnx.load(write_without_attention(model), load_external_data=False).graph.input]
+all_ranges = limits.profiles(config)["prompts"]
+all_ranges |= dict.fromkeys(names[2:], [(*shape, 9 * 64) for shape in all_ranges["input_ids"]])
+print(names, "built" if (in_floats := built(model)) > 1e6 else "too small")
+
+# %%
+from contbatch.calibrate import calibrate
+from contbatch.quantize import Quantized
+
+weights, prompts = random_model(0, **sizes), rng.integers(0, 256, (6, 40)).tolist()
+seen = calibrate(export_onnx(weights, model.with_name("floats.onnx")), prompts)
+found = Quantized.of(weights, seen)
+in_codes = built(export_onnx(found.model, model.parent / "w8a8" / "model.onnx", "float16", steps=found.steps))
+print(len(found.steps), "inputs of", len(seen), "in 8 bits; the engine has", f"{in_codes / in_floats:.0%} of the bytes")
 
 # %% [markdown]
 # ## Without the plugin
@@ -164,7 +176,7 @@ print(names, "built" if memoryview(plan).nbytes > 1e6 else "too small")
 gathering = write_tensorrt_onnx(model, page_size=16, attention="gather")
 names = Counter(node.op_type for node in onnx.load(gathering, load_external_data=False).graph.node)
 print({name: names[name] for name in ("Gather", "ScatterND", "Attention", "TopK")})
-(model.parent / "timings-sm120.cache").unlink()  # of the other build: without a GPU nothing was measured
+(model.parent / "timings-sm120.cache").unlink()
 small = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, num_pages=128, page_size=16)
 plan = build_plan(rtx, gathering, small.profiles(config), BuildOptions(), sm=120, progress=False)
 print("built" if memoryview(plan).nbytes > 1e6 else "too small")

@@ -62,6 +62,10 @@ class MemoryPoolType(enum.Enum):
     WORKSPACE = 0
 
 
+class ProfilingVerbosity(enum.Enum):
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
 class ExecutionContextAllocationStrategy(enum.Enum):
     STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
 
@@ -72,6 +76,9 @@ class Builder:
     def __init__(self, logger):
         assert isinstance(logger, ILogger)
         assert self.state.driver.current_stack(), "the builder works on the current context"
+        if "start" in self.state.faults:
+            logger.log(ILogger.Severity.ERROR, self.state.faults["start"])
+            raise TypeError("pybind11::init(): factory function returned nullptr")  # the bindings' way to say so
         self.logger = logger
 
     def create_network(self, flags):
@@ -109,6 +116,7 @@ class IBuilderConfig:
     def __init__(self, state):
         self.state, self.profiles, self.features, self.limits = state, [], set(), {}
         self.progress_monitor = self.cache = None
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
 
     def set_memory_pool_limit(self, pool, pool_size):
         self.limits[pool] = pool_size
@@ -178,9 +186,12 @@ class OnnxParser:
 
 
 class Runtime:
-    """Faults: "load" makes it refuse."""
+    """Faults: "load" makes it refuse, "start" not begin."""
 
     def __init__(self, logger):
+        if "start" in self.state.faults:
+            logger.log(ILogger.Severity.ERROR, self.state.faults["start"])
+            raise TypeError("pybind11::init(): factory function returned nullptr")  # the bindings' way to say so
         self.logger = logger
 
     def deserialize_cuda_engine(self, serialized_engine):
@@ -189,12 +200,12 @@ class Runtime:
             self.logger.log(ILogger.Severity.ERROR, self.state.faults["load"])
             return None
         ranges, proto = json.loads(serialized_engine)
-        return ICudaEngine(self.state, ranges, onnx.load(io.BytesIO(bytes.fromhex(proto))))
+        return ICudaEngine(weakref.ref(self), ranges, onnx.load(io.BytesIO(bytes.fromhex(proto))))
 
 
 class ICudaEngine:
-    def __init__(self, state, ranges, proto):
-        self.state, self.ranges, self.graph = state, ranges, proto.graph
+    def __init__(self, runtime, ranges, proto):
+        self.runtime, self.state, self.ranges, self.graph = runtime, runtime().state, ranges, proto.graph
         self.evaluator = ReferenceEvaluator(proto, new_ops=[PagedAttention])
 
     def get_device_memory_size_for_profile_v2(self, profile_index):
@@ -241,6 +252,7 @@ class IExecutionContext:
         return True
 
     def execute_async_v3(self, stream_handle):
+        assert self.engine.runtime() is not None, "the runtime must outlive its engines and their contexts"
         self.driver.check("execute_async_v3")
         [stream] = [stream for stream in self.driver.streams if stream.handle == stream_handle]
         graph = self.engine.graph
@@ -290,7 +302,7 @@ class Captured:
 
 EXPORTED = [
     "ILogger", "IProgressMonitor", "NetworkDefinitionCreationFlag", "PreviewFeature", "MemoryPoolType",
-    "ExecutionContextAllocationStrategy",
+    "ProfilingVerbosity", "ExecutionContextAllocationStrategy",
 ]  # fmt: skip
 SAME_NAMES = [
     *EXPORTED, "Builder", "IBuilderConfig", "ITimingCache", "IOptimizationProfile", "OnnxParser", "Runtime",

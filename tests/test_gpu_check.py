@@ -129,9 +129,10 @@ def test_on_a_fake_gpu(folder, gpu_check, monkeypatch, capsys):
     rows = [line.split("  ") for line in text[text.index("Fake GPU 0, SM 90") :].splitlines()[1:]]
     states = [next(part.strip() for part in row[1:] if part.strip()) for row in rows]
     engine = ["INFO", "PASS", "PASS", "PASS"]
-    # cases and graph, engines with and without plugin, compute-sanitizer
-    assert states[:14] == ["PASS"] * 5 + engine * 2 + ["SKIP"]
-    assert len(states) == 14 + 1 + 2
+    # cases and graph; engines with and without plugin, and in 8 bits; compute-sanitizer
+    assert states[:18] == ["PASS"] * 5 + engine * 3 + ["SKIP"]
+    assert len(states) == 18 + 1 + 2
+    assert sorted(path.parent.name for path in folder.glob("w8a8/**/model.engine")) == ["tensorrt-sm90"]
     grids = {grid for _, grid, _ in driver.launches[:4]}
     assert len(grids) > 1
 

@@ -1,5 +1,7 @@
 """The graph without plugins against dense attention and the executable spec, run by ONNX Runtime and by ONNX itself."""
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,7 +10,9 @@ from hypothesis import given, settings
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from paged_problem import Problem, check, problems
+from quantised import export_w8a8
 from ragged import prompts_for, run_steps, step
+from test_packed_weight import MIXES, quantised
 
 from contbatch.errors import InvalidRequestError
 from contbatch.export import export_onnx
@@ -147,6 +151,48 @@ def test_the_largest_logits_come_out_with_the_sum_of_all(by, tmp_path):
     np.testing.assert_array_equal(model.results["top_ids"], order)
     np.testing.assert_array_equal(model.results["top_logits"], np.take_along_axis(logits, order, 1))
     np.testing.assert_allclose(model.results["log_total"], np.log(np.exp(logits).sum(1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("by", RUN)
+def test_the_sum_of_large_logits_does_not_overflow(by, tmp_path):
+    """TensorRT's parser makes ReduceLogSumExp of the logits as they are, so it must not be in the graph."""
+    source = random_model(0, **SIZES)
+    source.weights["final_norm"][:] *= 60
+    new = write_tensorrt_onnx(export_onnx(source, tmp_path / "model.onnx"), 4, attention="gather")
+    assert "ReduceLogSumExp" not in {node.op_type for node in onnx.load(new, load_external_data=False).graph.node}
+    model = Gathered(new, 4, 4, by)
+    logits = model.forward(step(([1, 2, 3], 0), table=[[2]])).astype(np.float64)
+    largest = logits.max(1)
+    assert largest.min() > 200
+    expected = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+    np.testing.assert_allclose(model.results["log_total"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_packed_weights_are_widened(mix, tmp_path):
+    kinds, changes, packed = MIXES[mix]
+    path = export_onnx(quantised(tmp_path, kinds, **SIZES | changes), tmp_path / "model.onnx")
+    new = write_tensorrt_onnx(path, 4, attention="gather")
+    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in onnx.load(new).graph.initializer}
+    assert not types & {"UINT4", "UINT8", "INT8"}
+    assert (tmp_path / "model.wide.data").exists() == bool(packed)
+    prompts = prompts_for(STEPS, 256)
+    expected = run_steps(ReferenceModel(path, 8, 4), prompts, STEPS)
+    for a, b in zip(run_steps(Gathered(new, 8, 4, "onnxruntime"), prompts, STEPS), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("by", RUN)
+def test_codes_of_w8a8_stay(by, tmp_path):
+    path = export_w8a8(random_model(0, **SIZES), tmp_path, "float32")
+    new = write_tensorrt_onnx(path, 4, attention="gather")
+    kinds = Counter(node.op_type for node in onnx.load(new, load_external_data=False).graph.node)
+    assert (kinds["QuantizeLinear"], kinds["DequantizeLinear"]) == (9, 9 + 11)
+    prompts = prompts_for(STEPS, 256)
+    expected = run_steps(ReferenceModel(path, 8, 4), prompts, STEPS)
+    for a, b in zip(run_steps(Gathered(new, 8, 4, by), prompts, STEPS), expected, strict=True):
+        # Another rounding of an input may be another code; most rows have none.
+        assert np.sqrt(np.mean(np.square(a - b))) < 0.1 * np.sqrt(np.mean(np.square(b)))
 
 
 def test_bad_requests_are_named(tmp_path):

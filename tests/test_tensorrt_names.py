@@ -10,6 +10,7 @@ import pytest
 import stubbed_tensorrt
 
 from contbatch import tensorrt_library, tensorrt_progress
+from contbatch.errors import EngineBuildError
 
 if not importlib.util.find_spec("tensorrt_bindings"):
     pytest.skip("TensorRT's bindings are missing: pip install 'contbatch[ptx]'", allow_module_level=True)
@@ -61,17 +62,37 @@ def logged_and_monitored():
     log.log(trt.ILogger.Severity.ERROR, "too big")
     log.log(trt.ILogger.Severity.INFO, "chatter")
     first, second = log.words(), log.words()
-    with tensorrt_progress.new_monitor(trt, False) as monitor:
+    stopped = []
+    with tensorrt_progress.new_monitor(trt, False, lambda: bool(stopped)) as monitor:
         monitor.phase_start("Building", None, 2)
         monitor.phase_start("Timing", "Building", 5)
         going = monitor.step_complete("Timing", 4), monitor.step_complete("Building", 0)
         monitor.phase_finish("Timing")
+        stopped.append(True)
+        going = *going, monitor.step_complete("Building", 1)
     return isinstance(log, trt.ILogger), first, second, going, isinstance(monitor, trt.IProgressMonitor)
 
 
 def test_logger_and_monitor_derive_from_the_real_interfaces():
-    expected = True, "too big", "TensorRT gave no reason", (True, True), True
+    expected = True, "too big", "TensorRT gave no reason", (True, True, False), True
     assert stubbed_tensorrt.submit(logged_and_monitored) == expected
+
+
+def started_on_nothing():
+    """The stub libraries return NULL where a real one has no driver, for instance."""
+    import tensorrt as trt
+
+    told = []
+    for kind in (trt.Builder, trt.Runtime):
+        try:
+            tensorrt_library.started(kind, tensorrt_library.new_log(trt))
+        except EngineBuildError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_library_that_does_not_start_is_told():
+    assert stubbed_tensorrt.submit(started_on_nothing) == ["TensorRT doesn't start: TensorRT gave no reason"] * 2
 
 
 def attention_names():

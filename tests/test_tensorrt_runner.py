@@ -4,11 +4,10 @@
 import sys
 import threading
 
-import fake_tensorrt
 import numpy as np
 import pytest
 from fake_model import same_scores
-from on_fake_gpu import LIMITS, driver, engine, models, path, trt  # noqa: F401 - fixtures
+from on_fake_gpu import LIMITS, SIZES, driver, engine, models, path, trt  # noqa: F401 - fixtures
 from ragged import prompts_for, run_steps, step
 
 import contbatch as cb
@@ -19,12 +18,13 @@ from contbatch.errors import (
     ModelFileError,
     RunnerError,
 )
+from contbatch.model import random_model
 from contbatch.runners.model_runner import ModelRunner
 from contbatch.runners.reference import ReferenceModel
 from contbatch.runners.tensorrt import TensorRTModel
 from contbatch.runners.top_runner import TopRunner
 from contbatch.step import PageMove
-from contbatch.tensorrt_limits import EngineLimits
+from contbatch.tensorrt_limits import EngineLimits, pages_within
 
 pytest.importorskip("triton", reason="an engine is built with kernels made by Triton: pip install 'contbatch[ptx]'")
 
@@ -199,8 +199,8 @@ def test_one_allocation_holds_all_pages_and_a_fraction_says_how_many(path, drive
     model = TensorRTModel(folder, 0.25)
     page = 4 * 1 * 64 * 2 * 2 * model.config.num_layers
     largest = max(len(allocation.bytes) for allocation in driver.memory.values())
-    scratch = 2 * fake_tensorrt.SCRATCH
-    assert model.num_pages == int((driver.total - scratch) * 0.25) // page
+    others = sum(len(allocation.bytes) for allocation in driver.memory.values()) - largest  # scratch and buffers
+    assert model.num_pages == int((driver.total - others) * 0.25) // page
     assert 0 <= largest - model.num_pages * page < 256 * 2 * 2
     assert len(driver.memory) - before == 2 + 5 + 4  # scratch, pages; five inputs, four outputs
     model.close()
@@ -311,6 +311,7 @@ def test_an_interrupt_waits_for_the_copies(path, driver, trt, monkeypatch):
     ("faults", "error", "message"),
     [
         ({"load": "engine of SM 80"}, EngineBuildError, "can't load the engine: engine of SM 80"),
+        ({"start": "no kernel image"}, EngineBuildError, "TensorRT doesn't start: no kernel image"),
         ({"shape": "key_cache.0"}, RunnerError, r"TensorRT refuses set_input_shape key_cache.0 \(30, 4, 1, 64\)"),
         ({"run": 1}, RunnerError, "TensorRT refuses execute_async_v3: TensorRT gave no reason"),
     ],
@@ -322,6 +323,30 @@ def test_what_tensorrt_refuses_is_told(faults, error, message, path, driver, trt
         TensorRTModel(folder, 30).forward(step(([1], 0), table=[[0]]))
 
 
-def test_a_folder_without_an_engine(tmp_path, driver, trt):
+def test_all_but_a_little_of_the_memory_may_go_to_pages(path, driver, trt):
+    """Whatever else a step needs is allocated before pages are counted."""
+    with ModelRunner(TensorRTModel(engine(path, EngineLimits(4, 12, 10**6, 4)), 0.9999)) as runner:
+        assert runner.model.forward(step(([1, 2, 3], 0), table=[[0]], logits=[2])).shape == (1, 256)
+    driver.require_clean()
+
+
+def test_a_fraction_is_of_no_more_pages_than_the_engine_was_built_for(path, driver, trt):
+    model = TensorRTModel(engine(path), 0.5)
+    assert model.num_pages == LIMITS.num_pages == 30
+    model.close()
+    driver.require_clean()
+
+
+def test_a_cache_has_no_more_elements_than_tensorrt_takes():
+    config = random_model(0, **SIZES).config
+    assert pages_within(2**40, config, 16) == (2**31 - 1) // (16 * 1 * 64)
+    assert pages_within(10 * 16 * 64 * 2 * 2 * config.num_layers, config, 16) == 10
+
+
+def test_a_folder_without_an_engine(path, tmp_path, driver, trt):
     with pytest.raises(ModelFileError, match="no engine that `build_engine` made"):
         TensorRTModel(tmp_path, 30)
+    for text in ("{}", '{"config": {}, "dtype": "float16"}', "[]"):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ModelFileError, match=r"lacks .*limits, options, profiles|has no attribute"):
+            TensorRTModel(tmp_path, 30)

@@ -54,7 +54,7 @@ def test_what_it_tells_is_what_the_whole_row_tells(problem, shuffle):
     rows, k, sampling = problem
     top = top_of(rows, k, np.random.default_rng(shuffle))
     request = Request(0, [1], sampling)
-    if not top.tells(0, likeliest_needed(request)):
+    if not top.tells_next(0, request):
         return
     with np.errstate(all="ignore"):
         expected, errors = sample(rows, [sampling], [sampling.seed or 0], [0])
@@ -102,6 +102,24 @@ def test_it_tells_unless_ties_or_the_unusable_are_in_the_way():
 )
 def test_what_requests_need(sampling, needed):
     assert likeliest_needed(Request(0, [1], sampling)) == needed
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"min_p": 0.2}, True),
+        ({"min_p": 0.2, "top_p": 0.5, "logprobs": 2}, True),
+        ({"min_p": 0.2, "logprobs": 3}, False),  # of the three here, the least may have ties elsewhere
+        ({"min_p": 0.2, "logprobs": -1}, False),
+        ({"min_p": 0.2, "presence_penalty": 1}, False),
+        ({"min_p": 0.1}, False),  # exp(-2) is more: the least here stays, and others like it may
+        ({"min_p": 0.1, "temperature": 0.5}, True),
+        ({}, False),
+    ],
+)
+def test_min_p_may_leave_none_but_those_here(asked, told):
+    top = top_of(np.array([[3, 1, 1, 1, 2.9, 0]], np.float32), 3, np.random.default_rng(0))
+    assert top.tells_next(0, Request(0, [1], SamplingParams(**{"temperature": 1.0} | asked))) == told
 
 
 # ---- in an engine ----------------------------------------------------------------------------------------------------

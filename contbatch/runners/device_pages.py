@@ -24,7 +24,7 @@ class DevicePages:
     device : Device
     config : ModelConfig
     num_pages : int or float
-        So many pages, or as many as fit in this fraction, in (0, 1), of the memory that is free now.
+        So many pages, or as many as fit in this fraction, in (0, 1), of the memory that is free now, up to `most`.
     page_size : int
     num_host_pages : int
     itemsize : int
@@ -32,6 +32,8 @@ class DevicePages:
     spare : bool
         Allocate as much again, to which an engine that does not work in place writes all pages. A fraction of the
         memory is that of both.
+    most : float
+        Pages of a fraction.
 
     Raises
     ------
@@ -51,6 +53,7 @@ class DevicePages:
         itemsize: int = 2,
         *,
         spare: bool = False,
+        most: float = math.inf,
     ) -> None:
         fraction = isinstance(num_pages, float) and is_real(num_pages) and 0 < num_pages < 1
         require(fraction or is_int(num_pages, 1), "num_pages", num_pages, "an integer ≥ 1 or a fraction in (0, 1)")
@@ -60,7 +63,8 @@ class DevicePages:
         """Bytes of a page in one cache."""
         page_bytes, pools = self._part_bytes * self._num_caches, 1 + spare
         free = device.free_bytes()
-        self.num_pages = math.floor(free * num_pages / (page_bytes * pools)) if fraction else int(num_pages)
+        fitting = math.floor(free * num_pages / (page_bytes * pools))
+        self.num_pages = int(min(fitting, most)) if fraction else int(num_pages)
         self.num_host_pages = num_host_pages
         self._cache_bytes = -(-self.num_pages * self._part_bytes // ALIGNMENT) * ALIGNMENT
         self._spare = self._cache_bytes * self._num_caches if spare else 0

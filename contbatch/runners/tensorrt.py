@@ -26,7 +26,7 @@ from contbatch.runners.step_buffers import TOP, StepBuffers
 from contbatch.runners.tensorrt_execution import Execution, executions
 from contbatch.step import PageMove
 from contbatch.tensorrt_build import ENGINE
-from contbatch.tensorrt_library import import_tensorrt, new_log
+from contbatch.tensorrt_library import import_tensorrt, new_log, started
 from contbatch.tensorrt_limits import buckets, fitting
 from contbatch.top_logits import TopLogits
 
@@ -44,7 +44,7 @@ class TensorRTModel:
         What `contbatch.tensorrt_build.build_engine` returned.
     num_pages : int or float
         Pages per layer, at most those the engine was built for; or the fraction of the memory left free by the engine
-        that they take, in (0, 1): `num_pages` of this object says how many they are.
+        and its buffers that they take, in (0, 1): `num_pages` of this object says how many they are.
     num_host_pages : int
         Pages in pinned host memory for requests that are swapped out.
     ordinal : int
@@ -77,11 +77,11 @@ class TensorRTModel:
         self.config, options = ModelConfig(**manifest["config"]), manifest["options"]
         self.page_size: int = manifest["limits"]["page_size"]
         self._profiles: dict[str, Any] = manifest["profiles"]
-        self._top_k = min(options["top_k"], self.config.vocab_size)
         self._gathers = options["attention"] == "gather"
         self._lock = Lock()
         self._device: Device | None = Device(ordinal)
         self._log = new_log(trt)
+        self._runtime: Any = None
         self._engine: Any = None
         self._graphs: CudaGraphs | None = None
         self._executions: dict[str | int, Execution] = {}
@@ -91,27 +91,30 @@ class TensorRTModel:
                 if use_graphs and not self._gathers:
                     self._graphs = cuda_graphs(self._device.stream)
                 self._load(trt, self._device, Path(folder), plan)
+                top_k = min(options["top_k"], self.config.vocab_size)
+                self._buffers = StepBuffers(self._device, self._profiles, self.config.vocab_size, top_k)
                 sizes = self.page_size, num_host_pages, 4 if manifest["dtype"] == "float32" else 2
-                self._pages = DevicePages(self._device, self.config, num_pages, *sizes, spare=self._gathers)
+                most: int = manifest["limits"]["num_pages"]
+                self._pages = DevicePages(self._device, self.config, num_pages, *sizes, spare=self._gathers, most=most)
                 self.num_pages, self.num_host_pages = self._pages.num_pages, num_host_pages
-                if self.num_pages > (most := manifest["limits"]["num_pages"]):
+                if self.num_pages > most:
                     raise RunnerError(f"{folder}: built for at most {most} pages, got {self.num_pages}")
-                self._bind(self._device, min(options["top_k"], self.config.vocab_size))
+                self._bind()
         except BaseException:
             self.close()
             raise
 
     def _load(self, trt: Any, device: Device, folder: Path, plan: bytes) -> None:
-        self._engine = trt.Runtime(self._log).deserialize_cuda_engine(plan)
+        self._runtime = started(trt.Runtime, self._log)
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             raise EngineBuildError(f"{folder}: TensorRT can't load the engine: {self._log.words()}")
         sizes = buckets(self._profiles["decode"]["input_ids"][2][0]) if self._graphs else []
         fixed = dict.fromkeys(sizes, self._graphs) if self._graphs else {}
         self._executions = executions(trt, self._engine, self._log, device, list(self._profiles), fixed)
 
-    def _bind(self, device: Device, top_k: int) -> None:
-        """Allocate the buffers of the largest step and tell all contexts, once, where everything is."""
-        self._buffers = StepBuffers(device, self._profiles, self.config.vocab_size, top_k)
+    def _bind(self) -> None:
+        """Tell all contexts, once, where everything is."""
         pages, page = self._pages.addresses(), (self.page_size, self.config.kv_num_heads, self.config.head_size)
         for execution in self._executions.values():
             execution.bind(pages | self._buffers.addresses)
@@ -231,12 +234,15 @@ class TensorRTModel:
                 for execution in self._executions.values():
                     execution.close()
                 self._executions, self._engine = {}, None
+                self._runtime = None  # after what it has made
                 device.close()
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if missing := {"config", "dtype", "limits", "options", "profiles"} - manifest.keys():
+            raise ValueError(f"{MANIFEST} lacks {', '.join(sorted(missing))}")
         return manifest, (folder / ENGINE).read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ModelFileError(f"{folder}: no engine that `build_engine` made ({error})") from None

@@ -13,7 +13,7 @@ from contbatch.logits import logprobs
 from contbatch.logprob import Logprobs
 from contbatch.runners.model_runner import ModelRunner, PagedModel, draw, score
 from contbatch.step import SchedulerOutput
-from contbatch.top_logits import TopLogits, likeliest_needed
+from contbatch.top_logits import TopLogits
 
 
 class TopModel(PagedModel, Protocol):
@@ -31,8 +31,9 @@ class TopModel(PagedModel, Protocol):
 class TopRunner(ModelRunner):
     """A `ModelRunner` with the same tokens, for less traffic: ids and values of the largest logits come back.
 
-    Whole rows come for requests with penalties, biases, `min_tokens` to go, sampling without `top_k`, prompt
-    log-probabilities, more alternatives than the device finds, and where ties leave open which are the likeliest.
+    Whole rows come for requests with penalties, biases, `min_tokens` to go, sampling without `top_k` where `min_p`
+    does not narrow it down enough, prompt log-probabilities, more alternatives than the device finds, and where ties
+    leave open which are the likeliest.
     Log-probabilities that the device computed differ from the host's by float32 rounding.
     """
 
@@ -48,7 +49,7 @@ class TopRunner(ModelRunner):
         if step.moves:
             self.model.move_pages(step.moves)
         top = self.model.forward_top(inputs.feed())
-        rows = [row for row, count in enumerate(_needed(inputs)) if not top.tells(row, count)]
+        rows = _untold(inputs, top)
         whole = dict(zip(rows, self.model.whole_rows(top, rows), strict=True))
         elapsed_s = perf_counter() - began
         tokens, errors = _draw(inputs, top, whole)
@@ -59,10 +60,11 @@ class TopRunner(ModelRunner):
         return StepResult(tokens, elapsed_s, errors, score(inputs, tokens, errors, score_row))
 
 
-def _needed(inputs: StepInputs) -> list[int | None]:
-    """Return, for each row of logits, how many of the likeliest tokens must be known."""
-    num_scored = len(inputs.logits_indices) - len(inputs.sampled)
-    return [None] * num_scored + [likeliest_needed(request) for request in inputs.sampled]
+def _untold(inputs: StepInputs, top: TopLogits) -> list[int]:
+    """Return the rows of logits that are needed as a whole."""
+    first = len(inputs.logits_indices) - len(inputs.sampled)
+    scored = [row for row in range(first) if not top.tells(row, None)]
+    return scored + [row for row, request in enumerate(inputs.sampled, first) if not top.tells_next(row, request)]
 
 
 def _draw(

@@ -138,10 +138,6 @@ def _attention(
         rotary_interleaved=bool(rotary_interleaved),
         num_splits=num_splits,
     )
-    if not do_rotary:
-        raise UnsupportedModelError(
-            "contbatch::PagedAttention without do_rotary = 1: every input is needed, tables too"
-        )
     num_tokens, num_seqs = query.shape_expr[0], past_seqlens.shape_expr[0]
     dimensions = num_tokens, num_seqs, key_cache.shape_expr[0], block_table.shape_expr[1], cos_cache.shape_expr[0]
     kernel = compile_attention(variant, _targets[0])
