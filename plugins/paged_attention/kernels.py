@@ -189,8 +189,8 @@ def lead(
         progress, qkv, key_cache, value_cache, key_scales, value_scales, slots, cos, sin, num_heads, interleaved
     )
     attend(
-        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-        scale, softcap, window, interleaved, parts,
+        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
+        num_heads, scale, softcap, window, interleaved, parts,
     )  # fmt: skip
     finished = all_finished(progress, len(tasks), num_looks)
     if finished:
@@ -206,8 +206,8 @@ def follow(
 ):  # fmt: skip
     """Help `lead`, and stay until it has left: it shall get the interpreter's lock first."""
     attend(
-        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-        scale, softcap, window, interleaved, parts,
+        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
+        num_heads, scale, softcap, window, interleaved, parts,
     )  # fmt: skip
     while not atomic_add(progress, LEFT, 0):
         pass
