@@ -105,11 +105,11 @@ def compiled(
     }
     if num_threads is not None:
         options["INFERENCE_NUM_THREADS"] = num_threads
-    return _core().compile_model(graph, "CPU", options).create_infer_request()
+    return core().compile_model(graph, "CPU", options).create_infer_request()
 
 
 @functools.cache
-def _core() -> ov.Core:
+def core() -> ov.Core:
     """Return the only one of the process, never freed.
 
     Each installs a stack for signal handlers and puts back the one before it when it goes. With two, that may be gone
