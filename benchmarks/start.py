@@ -22,7 +22,7 @@ def started(model: str, precision: str, num_pages: int) -> None:
     with cb.LLM(model, precision=precision, num_pages=num_pages) as llm:
         llm.generate(["The capital of France is"], cb.SamplingParams(max_tokens=1), progress=False)
         seconds = perf_counter() - began
-        for array in llm.runner.model._pages.arrays:
+        for array in llm.runner.model._pages.arrays:  # type: ignore[attr-defined]
             array.fill(0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     print(f"{seconds:.2f} {peak:.0f}")
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="this process, the first precision only")
     options = parser.parse_args()
     if options.one:
-        return started(options.model, options.precisions[0], options.num_pages)
+        started(options.model, options.precisions[0], options.num_pages)
+        return
     print(f"{'':6} {'s to first token, min':>22} {'median':>7} {'peak MB':>8}")
     for precision in options.precisions:
         found = []

@@ -69,6 +69,7 @@ def profile(options: argparse.Namespace) -> None:
     for num_seqs in options.seats or [1, 16, 64]:
         # OpenVINO's figures are averages since the model was compiled, so each size has a model of its own.
         model = opened(options, num_seqs * -(-(options.context + 1) // PAGE_SIZE))
+        assert model._pages
         timed = Timed(model._pages)
         steps = seconds_of(model, decodes(num_seqs, options.context), options.repeats)
         attention = timed.seconds / (options.repeats + 2)
