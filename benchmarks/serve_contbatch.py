@@ -1,6 +1,6 @@
 """contbatch on the common workload, one run per line of standard input; see cpu.py.
 
-Arguments: MODEL PRECISION [POLICY].
+Arguments: MODEL PRECISION KV_DTYPE POLICY.
 """
 
 import json
@@ -12,13 +12,12 @@ import contbatch as cb
 
 
 def main() -> None:
-    model, precision, *policy = sys.argv[1:]
-    llm = cb.LLM(model, precision=precision, num_pages=1200)
+    model, precision, kv_dtype, policy = sys.argv[1:]
+    llm = cb.LLM(model, precision=precision, kv_dtype=kv_dtype, num_pages=1200)
     prompts, lengths = common_workload()
     sampling = [cb.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
     for _ in sys.stdin:
-        chosen = getattr(cb, policy[0])() if policy else None
-        result = llm.run(llm.requests(prompts, sampling), chosen)
+        result = llm.run(llm.requests(prompts, sampling), getattr(cb, policy)())
         figures = result.summary()
         row = {"seconds": figures.duration_s, "tokens": figures.output_tokens, "steps": figures.steps}
         print(json.dumps(row | {"host": result.steps.host_s.sum() / figures.duration_s}), flush=True)

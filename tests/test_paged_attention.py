@@ -151,13 +151,13 @@ def test_after_an_interrupt_no_helper_writes(monkeypatch):
     expected = problem.cpu()
     outputs = []
 
-    def interrupted(_progress, _qkv, key_cache, *_):
+    def interrupted(_progress, _tasks, _qkv, key_cache, *_):
         outputs.append(key_cache)
         raise KeyboardInterrupt
 
     before = threading.active_count()
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "write_pages", interrupted)
+        patch.setattr(cpu, "lead", interrupted)
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 problem.cpu(num_threads=2)

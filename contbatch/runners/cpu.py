@@ -1,123 +1,26 @@
-"""An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its PagedAttention nodes, on numpy pages."""
+"""An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its attention, on numpy pages."""
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
-from weakref import proxy
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
-from openvino.frontend import FrontEndManager
-from openvino.frontend.onnx import ConversionExtension
-from openvino.opset13 import concat
-from openvino.passes import ConstantFolding, Manager
 
 from contbatch.checks import is_int, require, require_counts
-from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
+from contbatch.errors import InvalidRequestError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
-from contbatch.model import ModelConfig
 from contbatch.plugins.paged_attention.cpu import plan_step
+from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.step import PageMove
 
-KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "bf16"}
+KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "int8"}
 """Type of the pages' elements unless it is told, by precision."""
-KEPT_INPUTS = ("input_ids", "logits_indices")
-"""Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
-_KIND = type("PagedAttention", (), {})()
-"""Its type's name is how OpenVINO calls the operator."""
-
-
-class _Attention(ov.Op):  # type: ignore[misc]
-    """A PagedAttention node inside OpenVINO's graph: packed queries, keys and values in, attention out."""
-
-    def __init__(self, inputs: list[ov.Output] | None, pages: CPUPages, layer: int, width: int) -> None:
-        self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
-        # OpenVINO would have `self` here and hold it for ever, in a cycle that no garbage collector sees: weights and
-        # pages would never be freed. So the model holds the nodes, and these know the pages by a weak proxy.
-        super().__init__(_KIND, inputs)
-        pages.nodes.append(self)
-
-    def validate_and_infer_types(self) -> None:
-        self.set_output_type(0, ov.Type.f32, ov.PartialShape([self.get_input_partial_shape(0)[0], self._width]))
-
-    def clone_with_new_inputs(self, new_inputs: list[ov.Output]) -> "_Attention":
-        return _Attention(new_inputs, self._pages, self._layer, self._width)
-
-    def has_evaluate(self) -> bool:
-        return True
-
-    def visit_attributes(self, _visitor: Any) -> bool:
-        return True
-
-    def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
-        pages = self._pages
-        try:
-            qkv = inputs[0].data
-            outputs[0].shape = [len(qkv), self._width]
-            pages.attend(self._layer, qkv, outputs[0].data)
-        except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
-            pages.error = error
-            return False
-        return True
-
-
-def _compile(
-    path: str, config: ModelConfig, pages: CPUPages, precision: str, num_threads: int | None, observed: Sequence[str]
-) -> ov.InferRequest:
-    """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more."""
-    layers, shared = iter(range(config.num_layers)), proxy(pages)
-
-    def convert(node: Any) -> list[ov.Output]:
-        packed = node.get_input(0)
-        if config.qk_norm:
-            packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
-        attention = _Attention([packed], shared, next(layers), config.num_heads * config.head_size)
-        return [attention.output(0), node.get_input(3), node.get_input(4)]
-
-    frontend = FrontEndManager().load_by_framework("onnx")
-    frontend.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
-    try:
-        graph = frontend.convert(frontend.load(path))
-    except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
-        raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
-    for result in graph.get_results()[1:]:  # the first is the logits
-        graph.remove_result(result)
-    for parameter in graph.get_parameters():
-        if not parameter.output(0).names & set(KEPT_INPUTS):
-            graph.remove_parameter(parameter)
-    if observed:
-        graph.add_outputs(list(observed))
-    if precision == "bf16":
-        # Widened now: OpenVINO's kernels for packed weights are slower in bf16 from about 8 tokens on.
-        folding = Manager()
-        folding.register_pass(ConstantFolding())
-        folding.run_passes(graph)
-    options: dict[str, Any] = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32" if precision == "f32" else "bf16",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # else activations become int8 wherever weights are packed
-    }
-    if num_threads is not None:
-        options["INFERENCE_NUM_THREADS"] = num_threads
-    return _core().compile_model(graph, "CPU", options).create_infer_request()
-
-
-@functools.cache
-def _core() -> ov.Core:
-    """Return the only one of the process, never freed.
-
-    Each installs a stack for signal handlers and puts back the one before it when it goes. With two, that may be gone
-    as well, and the next Ctrl-C is a segmentation fault.
-    """
-    return ov.Core()
 
 
 class CPUModel:
@@ -134,7 +37,7 @@ class CPUModel:
         Arithmetic of the linear layers; attention itself is computed in float32. w8a8 takes a file that was exported
         so, and computes in bfloat16 what that keeps in floats.
     kv_dtype : {"f32", "bf16", "int8"}, optional
-        Type of the pages' elements; None: f32 for f32, else bf16. int8 comes with a float32 scale for each token
+        Type of the pages' elements; None: f32, bf16, and int8 for w8a8. int8 comes with a float32 scale for each token
         and head.
     num_threads : int, optional
         Threads to use; all cores if None.
@@ -184,7 +87,7 @@ class CPUModel:
         self._lock, self._observed = Lock(), observed
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
-                self._request = _compile(str(Path(path)), self.config, self._pages, precision, num_threads, observed)
+                self._request = compiled(str(Path(path)), self.config, self._pages, precision, num_threads, observed)
             self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object

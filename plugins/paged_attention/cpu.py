@@ -19,7 +19,7 @@ from contbatch.plugins.paged_attention.contract import (
     rotary_tables,
     validate,
 )
-from contbatch.plugins.paged_attention.kernels import all_finished, attend, close, combine, write_pages
+from contbatch.plugins.paged_attention.kernels import all_finished, close, combine, follow, lead
 from contbatch.plugins.paged_attention.tasks import make_tasks
 from contbatch.plugins.paged_attention.tile import TILE
 
@@ -166,28 +166,34 @@ def paged_attention(
     output[plan.slots.size :] = 0
     if not plan.slots.size:
         return
-    progress, num_tasks = np.zeros(3, np.int64), len(plan.tasks)
-    jobs, group = _jobs(os.getpid()), plan.num_heads // kv_num_heads
-    num_parts = int((plan.splits[:, 2] * plan.splits[:, 4]).sum())
-    sizes: tuple[tuple[int, ...], ...] = (num_parts,), (num_parts,), (num_parts, -(-head_size // TILE) * TILE)
-    parts = tuple(np.empty(size, np.float32) for size in sizes)
+    progress, num_tasks = np.zeros(4, np.int64), len(plan.tasks)
+    parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
     work: tuple[Any, ...] = (
         progress, plan.tasks, qkv, key_cache, value_cache, key_scales, value_scales, plan.block_table, plan.cos,
         plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, parts,
     )  # fmt: skip
+    finished = False
     try:
         for _ in range(plan.num_helpers):  # they wake up while pages are written
-            jobs.put(work)
-        heads = plan.num_heads, plan.interleaved
-        write_pages(progress, *work[2:7], plan.slots, plan.cos, plan.sin, *heads)
-        attend(*work)
+            _jobs(os.getpid()).put(work)
+        finished = lead(*work, plan.slots, plan.splits, LOOKS)
     finally:  # after an interrupt too, helpers must be done with the arrays
-        claimed = close(progress, num_tasks)
-        while not all_finished(progress, claimed, LOOKS):
-            time.sleep(0)
-    combine(plan.splits, parts, output, group, head_size)
+        if not finished:
+            claimed = close(progress, num_tasks)
+            while not all_finished(progress, claimed, LOOKS):
+                time.sleep(0)
+    if not finished:
+        combine(plan.splits, parts, output, plan.num_heads // kv_num_heads, head_size)
 
 
+def _parts(splits: np.ndarray, head_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make room for the sums of split tasks: of weights, their tops, and of values."""
+    num_parts = int((splits[:, 2] * splits[:, 4]).sum())
+    total, top = np.empty((2, num_parts), np.float32)
+    return total, top, np.empty((num_parts, -(-head_size // TILE) * TILE), np.float32)
+
+
+_NO_PARTS = _parts(np.empty((0, 5), np.int64), TILE)
 _CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 """CPUs that this process may use, asked before a runtime such as OpenVINO pins the calling thread to one of them."""
 
@@ -208,4 +214,4 @@ def _help(jobs: SimpleQueue[tuple[Any, ...]]) -> None:
     if hasattr(os, "sched_setaffinity"):  # it is born with the affinity of its caller, whose CPU it should leave alone
         os.sched_setaffinity(0, _CPUS)
     while True:
-        attend(*jobs.get())
+        follow(*jobs.get())

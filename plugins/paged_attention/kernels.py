@@ -1,4 +1,4 @@
-"""The op's Numba kernels for the CPU: `write_pages`, then `attend` from any number of threads at once.
+"""The op's Numba kernels for the CPU: `lead` by the caller, `attend` by any number of threads at once.
 
 Flash attention (Dao et al. 2022) over pages (Kwon et al. 2023). Keys are taken in tiles of `TILE` positions counted
 from position 0 of the sequence, whatever the page size, and every sum runs in the same order within a tile: the result
@@ -31,8 +31,9 @@ from contbatch.plugins.paged_attention.tile import (
     divide,
 )
 
-CLAIMED, FINISHED, WRITTEN = range(3)
-"""What threads tell each other through an int64 array: tasks claimed and finished, and whether pages are written."""
+CLAIMED, FINISHED, WRITTEN, LEFT = range(4)
+"""What threads tell each other through an int64 array: tasks claimed and finished, whether pages are written, and
+whether the caller is gone."""
 MANY_TASKS = 12
 """So many tasks left keep all threads busy even if each holds one more than it works on."""
 
@@ -55,8 +56,8 @@ def _rotate(x, token, column, cos, sin, interleaved, factor, out, row, head_size
         out[row, d] = factor * x[token, column + d]
 
 
-@njit(nogil=True, cache=True, **EXACT)
-def write_pages(
+@njit(**EXACT)
+def _write_pages(
     progress, qkv, key_cache, value_cache, key_scales, value_scales, slots, cos, sin, num_heads, interleaved
 ):
     """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool."""
@@ -175,10 +176,49 @@ def combine(splits, parts, output, group, head_size):
 
 
 @njit(nogil=True, cache=True, **EXACT)
+def lead(
+    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
+    scale, softcap, window, interleaved, parts, slots, splits, num_looks,
+):  # fmt: skip
+    """Store this step's keys and values, `attend`, wait for who helps, looking so many times, then `combine`.
+
+    One call for all of it: after each the caller would have to wait for the interpreter's lock while a helper has it.
+    Return whether it came to the end.
+    """
+    _write_pages(
+        progress, qkv, key_cache, value_cache, key_scales, value_scales, slots, cos, sin, num_heads, interleaved
+    )
+    attend(
+        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
+        num_heads, scale, softcap, window, interleaved, parts,
+    )  # fmt: skip
+    finished = all_finished(progress, len(tasks), num_looks)
+    if finished:
+        combine(splits, parts, output, num_heads // key_cache.shape[2], key_cache.shape[3])
+    atomic_add(progress, LEFT, 1)
+    return finished
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def follow(
+    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
+    scale, softcap, window, interleaved, parts,
+):  # fmt: skip
+    """Help `lead`, and stay until it has left: it shall get the interpreter's lock first."""
+    attend(
+        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
+        num_heads, scale, softcap, window, interleaved, parts,
+    )  # fmt: skip
+    while not atomic_add(progress, LEFT, 0):
+        pass
+
+
+@njit(nogil=True, cache=True, **EXACT)
 def close(progress, num_tasks):
     """Let nobody claim a task any more; return how many have been claimed."""
     claimed = atomic_add(progress, CLAIMED, num_tasks)
-    atomic_add(progress, WRITTEN, 1)  # those who wait for it shall see that there is nothing to do
+    for reached in (WRITTEN, LEFT):  # those who wait for it shall see that there is nothing to do
+        atomic_add(progress, reached, 1)
     return min(claimed, num_tasks)
 
 

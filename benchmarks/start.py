@@ -1,0 +1,56 @@
+"""From `import contbatch` to the first token of the cached model, and the most memory the process took.
+
+    python benchmarks/start.py [--precisions f32 w8a8 bf16] [--num-pages 1000]
+
+Each start is a process of its own.
+Memory is the peak of resident memory with all pages in use, libraries included; files mapped into memory count.
+The first start of each precision is not counted: it compiles the attention kernel.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+from time import perf_counter
+
+
+def started(model: str, precision: str, num_pages: int) -> None:
+    """Print seconds to the first token; then fill all pages and print MB at the peak."""
+    began = perf_counter()
+    import contbatch as cb
+
+    with cb.LLM(model, precision=precision, num_pages=num_pages) as llm:
+        llm.generate(["The capital of France is"], cb.SamplingParams(max_tokens=1), progress=False)
+        seconds = perf_counter() - began
+        for array in llm.runner.model._pages.arrays:  # type: ignore[attr-defined]
+            array.fill(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(f"{seconds:.2f} {peak:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--precisions", nargs="+", default=["f32", "w8a8", "bf16"])
+    parser.add_argument("--num-pages", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", action="store_true", help="this process, the first precision only")
+    options = parser.parse_args()
+    if options.one:
+        started(options.model, options.precisions[0], options.num_pages)
+        return
+    print(f"{'':6} {'s to first token, min':>22} {'median':>7} {'peak MB':>8}")
+    for precision in options.precisions:
+        found = []
+        for _ in range(options.rounds + 1):
+            command = [sys.executable, __file__, "--one", "--precisions", precision, "--model", options.model]
+            command += ["--num-pages", str(options.num_pages)]
+            seconds, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:]
+            found.append((float(seconds), int(peak)))
+        seconds_s = sorted(seconds for seconds, _ in found[1:])
+        peak_mb = max(peak for _, peak in found[1:])
+        print(f"{precision:6} {seconds_s[0]:22.2f} {seconds_s[len(seconds_s) // 2]:7.2f} {peak_mb:8}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Where a step's time goes, and how a step grows with seats and context.
+
+    python benchmarks/steps.py [--precision w8a8] [--kv-dtype int8]
+    python benchmarks/steps.py --scaling
+
+Every sequence decodes one token. The profile is OpenVINO's own (PERF_COUNT), which slows a step a little: kinds of
+nodes, and "attention nodes" for all of our operator, of which "attention" is the kernel with its checks. "rest" is what
+no node accounts for. All are means that include the first steps, which load the kernel: more repeats dilute them.
+"""
+
+import argparse
+from collections import Counter
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from contbatch.build import build
+from contbatch.catalog import fetch
+from contbatch.runners.cpu import CPUModel
+from contbatch.runners.cpu_graph import core
+from contbatch.runners.cpu_pages import CPUPages
+
+PAGE_SIZE = 16
+
+
+class Timed:
+    """Pages whose attention is timed."""
+
+    def __init__(self, pages: CPUPages) -> None:
+        self.seconds, self._attend = 0.0, pages.attend
+        pages.attend = self.attend  # type: ignore[method-assign]
+
+    def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
+        began = perf_counter()
+        self._attend(layer, qkv, output)
+        self.seconds += perf_counter() - began
+
+
+def decodes(num_seqs: int, context: int) -> dict[str, np.ndarray]:
+    """Make a step of sequences that decode, with so many tokens before."""
+    pages = -(-(context + 1) // PAGE_SIZE)
+    return {
+        "input_ids": np.arange(1000, 1000 + num_seqs),
+        "cumulative_sequence_length": np.arange(num_seqs + 1, dtype=np.int32),
+        "past_seqlens": np.full(num_seqs, context, np.int32),
+        "block_table": np.arange(num_seqs * pages, dtype=np.int32).reshape(num_seqs, pages),
+        "logits_indices": np.arange(num_seqs),
+    }
+
+
+def opened(options: argparse.Namespace, num_pages: int) -> CPUModel:
+    quantization = "w8a8" if options.precision == "w8a8" else None
+    path = build(fetch(options.model), quantization=quantization) / "model.onnx"
+    return CPUModel(path, num_pages, PAGE_SIZE, precision=options.precision, kv_dtype=options.kv_dtype)
+
+
+def seconds_of(model: CPUModel, inputs: dict[str, np.ndarray], repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats + 2):
+        began = perf_counter()
+        model.forward(inputs)
+        found.append(perf_counter() - began)
+    return found
+
+
+def profile(options: argparse.Namespace) -> None:
+    core().set_property("CPU", {"PERF_COUNT": "YES"})
+    for num_seqs in options.seats or [1, 16, 64]:
+        # OpenVINO's figures are averages since the model was compiled, so each size has a model of its own.
+        model = opened(options, num_seqs * -(-(options.context + 1) // PAGE_SIZE))
+        assert model._pages
+        timed = Timed(model._pages)
+        steps = seconds_of(model, decodes(num_seqs, options.context), options.repeats)
+        attention = timed.seconds / (options.repeats + 2)
+        kinds: Counter[str] = Counter()
+        for node in model._request.profiling_info:
+            kind = "attention nodes" if node.node_type == "Reference" else node.node_type
+            kinds[kind] += node.real_time.total_seconds()
+        mean = sum(steps) / len(steps)
+        print(f"\n{options.precision}, {num_seqs} x {options.context}: ms min {1e3 * min(steps):.1f}, ", end="")
+        print(f"median {1e3 * median(steps):.1f}, mean {1e3 * mean:.1f}")
+        for kind, seconds in [*kinds.most_common(8), ("rest", mean - kinds.total()), ("attention", attention)]:
+            print(f"    {kind:24} {1e3 * seconds:8.2f}")
+        model.close()
+
+
+def scaling(options: argparse.Namespace) -> None:
+    seats, contexts = options.seats or [1, 4, 16, 64, 128], [128, 512, 1024, 2048, 4096]
+    model = opened(options, max(seats) * (-(-(contexts[-1] + 1) // PAGE_SIZE)))
+    print(f"{options.precision}, ms of a step (least of {options.repeats}), output tokens/s")
+    print(f"{'seats':>6}" + "".join(f"{context:>16}" for context in contexts))
+    for num_seqs in seats:
+        row = f"{num_seqs:6}"
+        for context in contexts:
+            seconds = min(seconds_of(model, decodes(num_seqs, context), options.repeats))
+            row += f"{1e3 * seconds:8.1f} {num_seqs / seconds:7.0f}"
+        print(row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--precision", default="w8a8", choices=["f32", "bf16", "w8a8"])
+    parser.add_argument("--kv-dtype", choices=["f32", "bf16", "int8"])
+    parser.add_argument("--context", type=int, default=96)
+    parser.add_argument("--seats", type=int, nargs="+")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--scaling", action="store_true", help="steps of 1-128 seats with 128-4096 tokens of context")
+    options = parser.parse_args()
+    scaling(options) if options.scaling else profile(options)
+
+
+if __name__ == "__main__":
+    main()

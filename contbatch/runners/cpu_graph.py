@@ -1,0 +1,118 @@
+"""An exported graph compiled by OpenVINO, its PagedAttention nodes handed to the pages of a runner."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+from weakref import proxy
+
+import openvino as ov
+from openvino.frontend import FrontEndManager
+from openvino.frontend.onnx import ConversionExtension
+from openvino.opset13 import concat
+from openvino.passes import ConstantFolding, Manager
+
+from contbatch.errors import ModelFileError
+from contbatch.model import ModelConfig
+from contbatch.runners.cpu_pages import CPUPages
+
+KEPT_INPUTS = ("input_ids", "logits_indices")
+"""Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
+_KIND = type("PagedAttention", (), {})()
+"""Its type's name is how OpenVINO calls the operator."""
+
+
+class _Attention(ov.Op):  # type: ignore[misc]
+    """A PagedAttention node inside OpenVINO's graph: packed queries, keys and values in, attention out."""
+
+    def __init__(self, inputs: list[ov.Output] | None, pages: CPUPages, layer: int, width: int) -> None:
+        self._pages, self._layer, self._width = pages, layer, width  # super().__init__ needs the width already
+        # OpenVINO would have `self` here and hold it for ever, in a cycle that no garbage collector sees: weights and
+        # pages would never be freed. So the model holds the nodes, and these know the pages by a weak proxy.
+        super().__init__(_KIND, inputs)
+        pages.nodes.append(self)
+
+    def validate_and_infer_types(self) -> None:
+        self.set_output_type(0, ov.Type.f32, ov.PartialShape([self.get_input_partial_shape(0)[0], self._width]))
+
+    def clone_with_new_inputs(self, new_inputs: list[ov.Output]) -> ov.Op:
+        """Make a node for a copy of the graph; or, in a step, where OpenVINO asks it for its shape alone.
+
+        That is the same in all layers, so one does for all of them: making one costs 0.1 ms.
+        """
+        pages = self._pages
+        if pages.plan is None:
+            return _Attention(new_inputs, pages, self._layer, self._width)
+        if not pages.nodes:
+            _Attention(new_inputs, pages, self._layer, self._width)
+        return pages.nodes[0]
+
+    def has_evaluate(self) -> bool:
+        return True
+
+    def visit_attributes(self, _visitor: Any) -> bool:
+        return True
+
+    def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        pages = self._pages
+        try:
+            qkv = inputs[0].data
+            outputs[0].shape = [len(qkv), self._width]
+            pages.attend(self._layer, qkv, outputs[0].data)
+        except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
+            pages.error = error
+            return False
+        return True
+
+
+def compiled(
+    path: str, config: ModelConfig, pages: CPUPages, precision: str, num_threads: int | None, observed: Sequence[str]
+) -> ov.InferRequest:
+    """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more.
+
+    Raises `ModelFileError` where OpenVINO can't read it. See `contbatch.runners.cpu.CPUModel` for the arguments.
+    """
+    layers, shared = iter(range(config.num_layers)), proxy(pages)
+
+    def convert(node: Any) -> list[ov.Output]:
+        packed = node.get_input(0)
+        if config.qk_norm:
+            packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
+        attention = _Attention([packed], shared, next(layers), config.num_heads * config.head_size)
+        return [attention.output(0), node.get_input(3), node.get_input(4)]
+
+    frontend = FrontEndManager().load_by_framework("onnx")
+    frontend.add_extension(ConversionExtension("PagedAttention", "com.microsoft", convert))
+    try:
+        graph = frontend.convert(frontend.load(path))
+    except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
+        raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
+    for result in graph.get_results()[1:]:  # the first is the logits
+        graph.remove_result(result)
+    for parameter in graph.get_parameters():
+        if not parameter.output(0).names & set(KEPT_INPUTS):
+            graph.remove_parameter(parameter)
+    if observed:
+        graph.add_outputs(list(observed))
+    if precision == "bf16":
+        # Widened now: OpenVINO's kernels for packed weights are slower in bf16 from about 8 tokens on.
+        folding = Manager()
+        folding.register_pass(ConstantFolding())
+        folding.run_passes(graph)
+    options: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32" if precision == "f32" else "bf16",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",  # else activations become int8 wherever weights are packed
+    }
+    if num_threads is not None:
+        options["INFERENCE_NUM_THREADS"] = num_threads
+    return core().compile_model(graph, "CPU", options).create_infer_request()
+
+
+@functools.cache
+def core() -> ov.Core:
+    """Return the only one of the process, never freed.
+
+    Each installs a stack for signal handlers and puts back the one before it when it goes. With two, that may be gone
+    as well, and the next Ctrl-C is a segmentation fault.
+    """
+    return ov.Core()
