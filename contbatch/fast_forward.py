@@ -177,16 +177,17 @@ class FastForward:
         """Return the steps from `now` on, the first of that shape, as far as there are pages for them; None if none."""
         starts, elapsed, ends = list[float](), list[float](), list[float]()
         seconds = seconds_by_context(self.runner.cost, shape)
-        context = shape.decode_context
+        context, resize_s = shape.decode_context, self.runner.resize_seconds(shape.num_tokens)
         for _ in live_pages:
-            step_s = seconds(context)
+            step_s = seconds(context) + resize_s
             if now >= next_arrival or not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
                 break
             starts.append(now)
             elapsed.append(step_s)
             now += step_s
             ends.append(now)
-            context += num_decoding
+            context, resize_s = context + num_decoding, 0.0
+            self.runner.num_rows = shape.num_tokens
         return Stretch(starts, elapsed, ends, live_pages[: len(ends)]) if ends else None
 
     def _live_pages(self, takes: list[int]) -> list[int]:
