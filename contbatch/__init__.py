@@ -168,7 +168,8 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "Trace", "load_workload", "simulate", "Simulated", "simulate_fleet", "FleetResult", "simulate_disaggregated",
     "DisaggregatedResult", "Link", "Router", "RoundRobin", "LeastTokens", "PrefixAffinity", "PowerOfTwo",
     "Experiment", "run", "run_in_turns", "sweep", "load_result", "verify", "Verification", "Provenance",
-    "prediction_errors", "find_capacity", "Capacity", "limits_bound", "Prices", "by_client", "jain", "over_time", "confidence", "explore", "replay", "CostModel",
+    "prediction_errors", "find_capacity", "Capacity", "limits_bound", "Prices", "by_client", "jain", "over_time",
+    "confidence", "explore", "replay", "CostModel",
     "Roofline", "Linear", "Measured", "Hardware", "ModelShape", "StepShape", "arrivals", "lengths", "traces",
     "DecisionLog", "errors", "plots",
 ]

@@ -80,7 +80,6 @@ class Measured(Linear):
             bias=float(predicted.sum() / times.sum() - 1),
         )
 
-
     def predict(self, run: Result | pd.DataFrame) -> pd.Series:
         """Return the seconds expected of each step of a run: where they are off, a cost is missing.
 

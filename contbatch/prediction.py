@@ -11,9 +11,7 @@ FIGURES = ("output_tokens_per_s", *(f"{name}_p{p}" for name in ("ttft_s", "tpot_
 """Of `Result.summary`: what a server is judged by."""
 
 
-def prediction_errors(
-    simulated: Result, measured: Sequence[Result], figures: Sequence[str] = FIGURES
-) -> pd.DataFrame:
+def prediction_errors(simulated: Result, measured: Sequence[Result], figures: Sequence[str] = FIGURES) -> pd.DataFrame:
     """Compare a simulated run with measured ones of the same experiment.
 
     Parameters
