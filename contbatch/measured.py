@@ -89,8 +89,10 @@ class Measured(Linear):
             As of `fit`, for tables that lack something.
         """
         steps = _steps_of(run)
-        coefficients = [getattr(self, name) for name in FEATURES]
-        return self.step_s + steps[list(FEATURES.values())].astype(float) @ coefficients
+        seconds = pd.Series(self.step_s, steps.index)
+        for name, column in FEATURES.items():
+            seconds += getattr(self, name) * steps[column]
+        return seconds
 
 
 def _steps_of(run: Result | pd.DataFrame) -> pd.DataFrame:
