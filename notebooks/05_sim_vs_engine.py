@@ -154,7 +154,7 @@ print(f"{fitted.num_steps} steps, mean error of a step {fitted.error:.0%}, of th
 # ## The same times?
 #
 # Error of what the simulator predicts, in percent of the median of the real runs. Static batching hands out answers in one piece, so it has no time per
-# token. Behind each error stands the spread between the real runs: nobody can predict better than they agree.
+# token. Behind each error stands the spread between the real runs: nobody can predict better than they agree, and on a shared host that can be a fifth.
 # The goal, on workloads not fitted: 5 % for throughput and P50, 10 % for P99.
 
 # %% tags=["nbval-ignore-output"]
@@ -220,12 +220,13 @@ legend = axes[0].legend(fontsize=7)
 # %% [markdown]
 # Three things that a sum of coefficients does not know:
 #
-# - **Another number of rows** was missing from the formula until this page was made: without it every request that comes or leaves
-#   looks free, and first tokens under random arrivals came out a quarter too early. It is the distance between filled and hollow.
+# - **Another number of rows** was missing from the formula until this page was made: a request that came or left looked as if it cost
+#   the others nothing. It is the distance between filled and hollow, and now a coefficient of its own.
 # - **A kink between four and five rows**: up to four the matrix library has another kernel. The line is too high before it and too low behind it.
 #   It averages out over a run whose batch moves, not in a run that stays at one size.
 # - **Pages that several requests share** are read from memory once, and by the others from the processor's cache. The formula counts them
-#   for each reader. When memory is slow (other tenants of the host), **shared** comes out too slow by a tenth or more: docs/simulation.md has such a run.
+#   for each reader. Whether that
+#   matters here is not settled: docs/simulation.md tells of two runs that disagree.
 #
 # What else can go wrong: a server so loaded that requests queue multiplies any error of a step; a single hiccup of the machine is the P99 of
 # twenty-four requests. `python benchmarks/sim_vs_engine.py` does the same with more requests, policies and rounds.
