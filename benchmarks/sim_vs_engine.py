@@ -78,7 +78,8 @@ def main() -> None:
     rows = {}
     for key, experiment in experiments(options.requests, device).items():
         table = 100 * cb.prediction_errors(cb.run(experiment), real[key])[["error", "spread"]]
-        rows[key] = table.error.map("{:+.1f}".format) + table.spread.map(" ({:.0f})".format)
+        told = table.error.map("{:+.1f}".format) + table.spread.map(" ({:.0f})".format)
+        rows[key] = told.where(table.error.notna(), "")
     print("error of the simulation (spread of the real runs), %")
     print(pd.DataFrame(rows).T.to_string())
 
