@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contbatch.fleet import FleetResult, simulate_fleet
     from contbatch.hardware import Hardware
     from contbatch.hosting import Prices
+    from contbatch.in_turns import run_in_turns
     from contbatch.limits import limits_bound
     from contbatch.llm import LLM
     from contbatch.logprob import Logprob
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         ShortestJobFirst,
         StaticBatching,
     )
+    from contbatch.prediction import prediction_errors
     from contbatch.prefix_cache import PrefixCache
     from contbatch.provenance import Provenance
     from contbatch.request import Request, RequestStatus
@@ -146,8 +148,10 @@ _WHERE = {
     "load_result": "result_file",
     "load_workload": "workload_file",
     "over_time": "timeline",
+    "prediction_errors": "prediction",
     "replay": "player",
     "run": "experiment",
+    "run_in_turns": "in_turns",
     "simulate": "simulation",
     "simulate_disaggregated": "disaggregated",
     "simulate_fleet": "fleet",
@@ -163,8 +167,9 @@ __all__ = [  # noqa: RUF022 - the order in which a reader meets them
     "OpenLoop", "ClosedLoop", "Conversations", "AgentLoops", "Mixture", "SharedPrefix", "Client", "Turn", "Segment",
     "Trace", "load_workload", "simulate", "Simulated", "simulate_fleet", "FleetResult", "simulate_disaggregated",
     "DisaggregatedResult", "Link", "Router", "RoundRobin", "LeastTokens", "PrefixAffinity", "PowerOfTwo",
-    "Experiment", "run", "sweep", "load_result", "verify", "Verification", "Provenance", "find_capacity", "Capacity",
-    "limits_bound", "Prices", "by_client", "jain", "over_time", "confidence", "explore", "replay", "CostModel",
+    "Experiment", "run", "run_in_turns", "sweep", "load_result", "verify", "Verification", "Provenance",
+    "prediction_errors", "find_capacity", "Capacity", "limits_bound", "Prices", "by_client", "jain", "over_time",
+    "confidence", "explore", "replay", "CostModel",
     "Roofline", "Linear", "Measured", "Hardware", "ModelShape", "StepShape", "arrivals", "lengths", "traces",
     "DecisionLog", "errors", "plots",
 ]

@@ -1,7 +1,7 @@
 """Cost models: seconds for a step of the scheduler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from contbatch.checks import require_seconds
@@ -10,7 +10,11 @@ from contbatch.step_shape import StepShape
 
 
 class CostModel(Protocol):
-    """Predicts the time of a step from its shape alone: equal shapes, equal seconds."""
+    """Predicts the time of a step from its shape alone: equal shapes, equal seconds.
+
+    A class may have a field `resize_s`: the seconds that a step takes longer if it has another number of rows than the
+    step before, as where a library prepares its kernels for each number.
+    """
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds, finite and ≥ 0, that a step of this shape takes."""
@@ -51,6 +55,8 @@ class Linear:
         Of a position that a single query reads.
     prefill_pair_s : float
         Of a pair of a query and a position, in grants of several tokens.
+    resize_s : float
+        Of a step that has another number of rows than the step before.
     swapped_token_s : float
         Of a token's keys and values moved to the host or back.
     """
@@ -61,15 +67,15 @@ class Linear:
     logits_s: float = 0.0
     decode_context_s: float = 0.0
     prefill_pair_s: float = 0.0
+    resize_s: float = 0.0
     swapped_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        names = ("step_s", "token_s", "seq_s", "logits_s", "decode_context_s", "prefill_pair_s", "swapped_token_s")
-        for name in names:
-            require_seconds(CostModelError, **{name: getattr(self, name)})
+        for field in fields(Linear):
+            require_seconds(CostModelError, **{field.name: getattr(self, field.name)})
 
     def seconds(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape takes."""
+        """Seconds that a step of this shape takes after one with as many rows."""
         tokens, seqs, logits, decode_context, _, pairs = shape
         return (
             self.step_s

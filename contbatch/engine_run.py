@@ -34,22 +34,33 @@ class Run:
         self._at_once = () if in_order else requests
         self._began_s, self._heard_s = engine.now, 0.0
 
+    def begin(self) -> None:
+        """Add the requests that do not come in order of arrival."""
+        self._submit(self._at_once)
+
+    def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
+        """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
+        if not self._listen() and not self.engine.has_requests:
+            return None
+        left = self.engine.advance()
+        if watch is not None:
+            watch(self.engine, left)
+        ended = answered(left) if left else []
+        for request in ended:
+            self._submit(self.on_finish(request, self.engine.now))
+        return ended
+
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
         """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
         engine, virtual = self.engine, self.engine.runner.is_virtual
-        self._submit(self._at_once)
+        self.begin()
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
-            while self._listen() or engine.has_requests:
-                began = engine.now
-                left = engine.advance()
-                if watch is not None:
-                    watch(engine, left)
-                ended = answered(left) if left else []
-                for request in ended:
-                    self._submit(self.on_finish(request, engine.now))
+            began = engine.now
+            while (ended := self.advance(watch)) is not None:
                 if virtual:
                     bar.update(engine.now - began)
+                    began = engine.now
                 elif ended:
                     bar.total = sum(self.names.values())
                     bar.update(len(ended))

@@ -76,9 +76,11 @@ class FastForward:
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
         shape = StepShape.of(step.grants)
         seconds = seconds_by_context(self.runner.cost, shape)
-        stretch = find_stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages)
+        resize_s = self.runner.resize_seconds(shape.num_tokens)
+        stretch = find_stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages, resize_s)
         if stretch is None:
             return None
+        self.runner.num_rows = shape.num_tokens
         num_steps = len(stretch.ends)
         taken = self._take(takes, 0)
         recorder.begin_alike(step, self.scheduler, now)
@@ -109,9 +111,11 @@ class FastForward:
             if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
         live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - first, MOST_STEPS)))
-        stretch = find_stretch(self._seconds(num_decoding), context, num_decoding, now, next_arrival, live_pages)
+        seconds, resize_s = self._seconds(num_decoding), self.runner.resize_seconds(num_decoding)
+        stretch = find_stretch(seconds, context, num_decoding, now, next_arrival, live_pages, resize_s)
         if stretch is None:
             return None
+        self.runner.num_rows = num_decoding
         recorder.begin_carried(scheduler, sums, now)
         num_steps = len(stretch.ends)
         decoders.take_pages(num_steps)

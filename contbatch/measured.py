@@ -16,8 +16,9 @@ FEATURES = {
     "logits_s": "sampled_tokens",
     "decode_context_s": "decode_context",
     "prefill_pair_s": "prefill_pairs",
+    "resize_s": "resized",
 }
-"""Coefficient of `Linear`, and the column of `Result.steps` that it multiplies."""
+"""Coefficient of `Linear`, and the column of `Result.steps` that it multiplies; `resized` is worked out."""
 MIN_STEPS = 30
 REWEIGHTINGS = 5
 """Least squares in turn with weights from the last fit; three are enough for three digits."""
@@ -59,11 +60,8 @@ class Measured(Linear):
         CostModelError
             Too few steps, columns missing, a time that is not > 0, or too little variety to tell the costs apart.
         """
-        steps = run.steps if isinstance(run, Result) else run
         require(is_int(folds, 2, MIN_STEPS), "folds", folds, f"an integer in [2, {MIN_STEPS}]", CostModelError)
-        columns = ["elapsed_s", "host_s", *FEATURES.values()]
-        if missing := [column for column in columns if column not in steps]:
-            raise CostModelError(f"the steps lack the column {missing[0]!r}; needed are {', '.join(columns)}")
+        steps = _steps_of(run)
         features = steps[list(FEATURES.values())].to_numpy(dtype=float)
         times = (steps["elapsed_s"] + steps["host_s"]).to_numpy(dtype=float)
         _check(features, times)
@@ -81,6 +79,31 @@ class Measured(Linear):
             error=float(np.mean(np.abs(predicted - times) / times)),
             bias=float(predicted.sum() / times.sum() - 1),
         )
+
+    def predict(self, run: Result | pd.DataFrame) -> pd.Series:
+        """Return the seconds expected of each step of a run: where they are off, a cost is missing.
+
+        Raises
+        ------
+        CostModelError
+            As of `fit`, for tables that lack something.
+        """
+        steps = _steps_of(run)
+        seconds = pd.Series(self.step_s, steps.index)
+        for name, column in FEATURES.items():
+            seconds += getattr(self, name) * steps[column]
+        return seconds
+
+
+def _steps_of(run: Result | pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of single steps with the columns of `FEATURES`."""
+    steps = run.steps if isinstance(run, Result) else run
+    columns = ["elapsed_s", "host_s", *(name for name in FEATURES.values() if name != "resized")]
+    if missing := [column for column in columns if column not in steps]:
+        raise CostModelError(f"the steps lack the column {missing[0]!r}; needed are {', '.join(columns)}")
+    if "num_steps" in steps and (steps["num_steps"] != 1).any():
+        raise CostModelError("each row must be a single step: run with detail=True")
+    return steps.assign(resized=steps["tokens"].diff() != 0)
 
 
 def _check(features: np.ndarray, times: np.ndarray) -> None:

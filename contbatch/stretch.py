@@ -16,7 +16,13 @@ class Stretch(NamedTuple):
 
 
 def find_stretch(
-    seconds: Callable[[int], float], context: int, growth: int, now: float, until: float, live_pages: list[int]
+    seconds: Callable[[int], float],
+    context: int,
+    growth: int,
+    now: float,
+    until: float,
+    live_pages: list[int],
+    resize_s: float = 0.0,
 ) -> Stretch | None:
     """Return the steps from `now` on that begin before `until`, as far as there are pages for them; None if none.
 
@@ -30,12 +36,14 @@ def find_stretch(
         Seconds.
     live_pages : list of int
         After each step for which there are pages.
+    resize_s : float
+        Seconds that the first step takes more, since it has another number of rows than the last one.
     """
     elapsed, times = list[float](), [now]
     for nth in range(len(live_pages)):
         if now >= until:
             break
-        step_s = seconds(context + nth * growth)
+        step_s = seconds(context + nth * growth) + (0.0 if nth else resize_s)
         if not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
             break
         elapsed.append(step_s)

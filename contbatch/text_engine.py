@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from contbatch.beam_search import BeamSearchResult
 from contbatch.decision_log import DecisionLog
@@ -24,6 +24,8 @@ from contbatch.request import Request
 from contbatch.samples import best_samples
 from contbatch.scheduler import Scheduler
 from contbatch.tokenizer import IncrementalDecoder, Tokenizer
+
+T = TypeVar("T")
 
 
 def decoder_of(request: Request, tokenizer: Tokenizer) -> IncrementalDecoder:
@@ -206,15 +208,15 @@ class TextEngine:
         return result if on_finish else attach(result, told(requests))
 
     @contextmanager
-    def replaced(self, make_engine: NewEngine, caller: str) -> Iterator[Engine]:
-        """Lend another engine with all pages to it; `RunnerError` while anything else is going on."""
+    def replaced(self, make: Callable[[Callable[[Request], bool]], T], caller: str) -> Iterator[T]:
+        """Lend another engine, or several, with all pages to it; `RunnerError` while anything else is going on."""
         with self._lock:
             self._abort_dropped()
             if self._engine.has_requests:
                 raise RunnerError(f"{caller}() needs all pages, but a stream or another call is not finished")
             texts = _Texts(self._tokenizer)
             try:
-                yield make_engine(texts.on_token)
+                yield make(texts.on_token)
             finally:
                 self._engine = self._make_engine(
                     self._texts.on_token

@@ -50,6 +50,12 @@
 # <img src="pictures/04_sweeps.png" alt="" width="400">
 
 # %% [markdown]
+# ### [05_sim_vs_engine](05_sim_vs_engine.ipynb)
+# Is the simulator to be believed?
+#
+# <img src="pictures/05_sim_vs_engine.png" alt="" width="400">
+
+# %% [markdown]
 # ### [06_tensorrt](06_tensorrt.ipynb)
 # From a model to a TensorRT engine
 #

@@ -1,6 +1,7 @@
 """Cost models against arithmetic done by hand, from the figures of data sheets and papers."""
 
 import math
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -252,6 +253,12 @@ def test_linear_is_a_sum_of_its_terms():
     )
     assert cost.seconds(StepShape(2, 3, 4, 5, 6, 7)) == 1 + 20 + 300 + 4000 + 5e4 + 7e5
     assert cost.swap_seconds(3, 16) == 96
+
+
+def test_every_coefficient_is_checked():
+    for name in (field.name for field in fields(Linear)):
+        with pytest.raises(CostModelError, match=f"{name} must be finite seconds ≥ 0, got -1"):
+            Linear(**{name: -1})
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "1"])

@@ -27,6 +27,7 @@ COST = cb.Linear(
     decode_context_s=7e-4,
     prefill_pair_s=1e-4,
     swapped_token_s=0.1,
+    resize_s=3e-3,
 )
 CHANGED = ("num_free", "num_cached", "num_live", "num_evictions", "cached_pages")
 

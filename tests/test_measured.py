@@ -17,6 +17,7 @@ TRUE = {
     "logits_s": 3e-4,
     "decode_context_s": 2e-7,
     "prefill_pair_s": 1e-7,
+    "resize_s": 0.003,
 }
 WORKLOAD = Poisson(rate=6, num_requests=150, prompt=Uniform(16, 400), output=Uniform(4, 120))
 
@@ -69,10 +70,23 @@ def test_a_machine_with_hiccups_is_as_slow_as_it_is(run):
     steps = run.steps.copy()
     steps["elapsed_s"] *= np.random.default_rng(2).choice([1.0, 4.0], len(steps), p=[0.8, 0.2])
     fitted = cb.Measured.fit(steps)
-    names = ["tokens", "seqs", "sampled_tokens", "decode_context", "prefill_context", "prefill_pairs"]
-    predicted = sum(fitted.seconds(cb.StepShape(*row)) for row in steps[names].itertuples(index=False))
-    assert predicted == pytest.approx(1.6 * run.steps.elapsed_s.sum(), rel=0.05)
+    assert fitted.predict(steps).sum() == pytest.approx(1.6 * run.steps.elapsed_s.sum(), rel=0.05)
     assert abs(fitted.bias) < 0.01
+
+
+def test_steps_are_predicted_as_a_simulation_prices_them(run):
+    cost = cb.Measured(**TRUE, num_steps=30, error=0.0, bias=0.0)
+    np.testing.assert_allclose(cost.predict(run), run.steps.elapsed_s, rtol=1e-12)
+    pd.testing.assert_series_equal(cost.predict(run.steps), cost.predict(run))
+
+
+def test_a_step_of_another_size_is_no_longer_than_it_was(run):
+    """Without that cost the coefficient is zero, not a share of the constant."""
+    steps = run.steps
+    resized = steps.tokens.diff() != 0
+    assert 0.1 < resized.mean() < 0.9
+    fitted = cb.Measured.fit(steps.assign(elapsed_s=steps.elapsed_s - TRUE["resize_s"] * resized))
+    assert (fitted.resize_s, fitted.step_s) == (pytest.approx(0, abs=1e-9), pytest.approx(TRUE["step_s"]))
 
 
 def test_host_time_counts(run):
@@ -102,6 +116,7 @@ def rows(n=40, **columns):
         (rows(prefill_pairs=0), r"prefill_pairs takes 1 value\(s\) .* at least 3 are needed"),
         (rows(decode_context=0), "decode_context takes 1 value"),
         (rows(tokens=8), "tokens takes 1 value"),
+        (rows(num_steps=7.0), "each row must be a single step"),
     ],
 )
 def test_rows_that_say_too_little_are_refused(steps, message):

@@ -56,6 +56,16 @@ def test_step_rows_have_the_shape_that_was_priced():
     assert list(priced) == list(steps.elapsed_s)
 
 
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_step_of_another_size_costs_more(fast_forward):
+    """Rows of the steps: 3 + 4, 2, 2, 1, 1, 1 with a request of 3 + 3 tokens beside one of 4 + 6."""
+    turns = [Turn(i, 0.0, ((i, n),), output) for i, (n, output) in enumerate([(3, 3), (4, 6)])]
+    cost = cb.Linear(step_s=1, resize_s=0.25)
+    steps = cb.simulate(cb.Trace(turns, "two"), backend=backend(cost), fast_forward=fast_forward).steps
+    assert list(steps.tokens) == [7, 2, 2, 1, 1, 1]
+    assert list(steps.elapsed_s) == [1.25, 1.25, 1, 1.25, 1, 1]
+
+
 def test_pages_that_move_to_the_host_and_back_cost_their_tokens():
     cost = cb.Linear(step_s=1, swapped_token_s=0.25)
     workload = OpenLoop(arrivals=AllAtOnce(), num_requests=6, prompt=20, output=60)

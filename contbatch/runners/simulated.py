@@ -41,15 +41,24 @@ class SimulatedRunner:
 
     def __init__(self, cost: CostModel, page_size: int = 16) -> None:
         self.cost, self.page_size = cost, page_size
+        self.num_rows = 0
+        """Rows of the last step."""
 
     def validate(self, request: Request) -> None:
         """Accept every request: lengths are the scheduler's to check."""
+
+    def resize_seconds(self, num_rows: int) -> float:
+        """Return the seconds that the next step takes longer because the last one had another number of rows."""
+        resize_s: float = getattr(self.cost, "resize_s", 0.0)
+        return resize_s if num_rows != self.num_rows else 0.0
 
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Predict the step."""
         tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
         tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
-        elapsed_s = self.cost.seconds(StepShape.of(step.grants, step.decoders))
+        shape = StepShape.of(step.grants, step.decoders)
+        elapsed_s = self.cost.seconds(shape) + self.resize_seconds(shape.num_tokens)
+        self.num_rows = shape.num_tokens
         if step.moves:
             num_swapped = sum(move.kind != "copy" for move in step.moves)
             elapsed_s += self.cost.swap_seconds(num_swapped, self.page_size)

@@ -1,0 +1,88 @@
+"""How far simulated runs are from real ones on this machine: fitted to one workload, error on two others.
+
+    python benchmarks/sim_vs_engine.py [--requests 48] [--rounds 5]
+
+The table of notebooks/05_sim_vs_engine.ipynb at another size, with a third policy. All runs of a round take turns, so
+that a machine that becomes slower does so for all. Let nothing else run.
+"""
+
+import argparse
+from typing import Any
+
+import pandas as pd
+
+import contbatch as cb
+from contbatch.arrivals import AllAtOnce
+from contbatch.lengths import Uniform
+
+SEATS, BUDGET, NUM_PAGES = 8, 64, 160
+POLICIES = {
+    "static": cb.StaticBatching(batch_size=SEATS),
+    "continuous": cb.ContinuousBatching(),
+    "chunked": cb.ChunkedPrefill(),
+}
+Key = tuple[str, str]
+
+
+def workloads(n: int) -> dict[str, cb.Workload]:
+    """Make the workload to fit to, then those to predict, of about n requests each."""
+    lengths = [(n // 3, Uniform(8, 32)), (n // 6, Uniform(120, 240))] * 2
+    common: dict[str, Any] = {"arrivals": AllAtOnce(), "output": Uniform(4, 24)}
+    parts = [cb.OpenLoop(num_requests=m, prompt=prompt, seed=i, **common) for i, (m, prompt) in enumerate(lengths)]
+    answers: dict[str, Any] = {"num_requests": n, "output": Uniform(6, 18)}
+    prefix = cb.SharedPrefix(128, 2)
+    return {
+        "mixed": cb.Mixture(tuple(parts)),
+        "poisson": cb.Poisson(rate=4, prompt=Uniform(8, 64), **answers),
+        "shared": cb.OpenLoop(arrivals=AllAtOnce(), prompt=Uniform(8, 48), prefix=prefix, **answers),
+    }
+
+
+def experiments(n: int, backend: "cb.LLM | cb.Simulated") -> dict[Key, cb.Experiment]:
+    """Make every workload under every policy."""
+    limits: dict[str, Any] = {"num_pages": NUM_PAGES, "max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET}
+    return {
+        (name, kind): cb.Experiment(
+            workload=load, policy=policy, backend=backend, prefix_cache=name == "shared", **limits
+        )
+        for name, load in workloads(n).items()
+        for kind, policy in POLICIES.items()
+    }
+
+
+def measure(n: int, rounds: int, model: str) -> dict[Key, list[cb.Result]]:
+    """Run all of them so many times, after each size of a step once."""
+    with cb.LLM(model, num_pages=NUM_PAGES * 3 * len(POLICIES), max_num_batched_tokens=BUDGET) as llm:
+        for size in range(1, BUDGET + 1):
+            llm.generate([[100] * size], cb.SamplingParams(max_tokens=1), progress=False)
+        every = experiments(n, llm)
+        results: dict[Key, list[cb.Result]] = {key: [] for key in every}
+        for nth in range(rounds):
+            for key, result in zip(every, cb.run_in_turns(every.values()), strict=True):
+                results[key].append(result)
+            took = sum(runs[-1].duration_s for runs in results.values())
+            print(f"round {nth + 1}: {took:.0f} s of all clocks together", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    real = measure(options.requests, options.rounds, options.model)
+    fitted = cb.Measured.fit(pd.concat([run.steps for key, runs in real.items() if key[0] == "mixed" for run in runs]))
+    print(f"\nfitted to mixed: {fitted}\n")
+    device = cb.Simulated(model=options.model, cost=fitted, kv_tokens=NUM_PAGES * 16)
+    rows = {}
+    for key, experiment in experiments(options.requests, device).items():
+        table = 100 * cb.prediction_errors(cb.run(experiment), real[key])[["error", "spread"]]
+        told = table.error.map("{:+.1f}".format) + table.spread.map(" ({:.0f})".format)
+        rows[key] = told.where(table.error.notna(), "")
+    print("error of the simulation (spread of the real runs), %")
+    print(pd.DataFrame(rows).T.to_string())
+
+
+if __name__ == "__main__":
+    main()

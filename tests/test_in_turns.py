@@ -1,0 +1,101 @@
+"""Measured runs that take turns on one model: the same as one after the other, but for the time."""
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+from tiny_llm import write_tiny
+
+import contbatch as cb
+from contbatch import in_turns
+from contbatch.arrivals import AllAtOnce
+from contbatch.errors import ExperimentError, RunnerError
+from contbatch.lengths import Uniform
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTBATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        with cb.LLM(write_tiny(tmp_path_factory.mktemp("tiny")), num_pages=90, page_size=4) as made:
+            yield made
+
+
+def at_once(seed, n=7, **fields):
+    return cb.OpenLoop(
+        arrivals=AllAtOnce(), num_requests=n, prompt=Uniform(1, 20), output=Uniform(1, 12), seed=seed, **fields
+    )
+
+
+def experiments(llm, **changes):
+    loads = at_once(1), at_once(2, prefix=cb.SharedPrefix(9)), cb.ClosedLoop(num_clients=2, num_requests=5, output=4)
+    policies = cb.StaticBatching(2), cb.ContinuousBatching(), cb.ChunkedPrefill()
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "backend": llm, **changes}
+    return [
+        cb.Experiment(policy=policy, workload=load, prefix_cache=i == 1, **limits)
+        for i, (policy, load) in enumerate(zip(policies, loads, strict=True))
+    ]
+
+
+def decisions(result):
+    return [(row.plan, row.admitted, row.tables, row.grants, row.sampled, row.left) for row in result.decisions.rows]
+
+
+def test_each_decides_and_says_what_it_does_alone(llm, monkeypatch):
+    """Static batching and all at once: no decision hangs on the clock. Any mix-up of pages would change a token."""
+    monkeypatch.setattr(in_turns, "TURN_S", 0.0)
+    given = [e for e in experiments(llm, num_pages=30) if isinstance(e.workload, cb.OpenLoop)]
+    for experiment, result in zip(given, cb.run_in_turns(given, log=True), strict=True):
+        alone = cb.run(experiment, log=cb.DecisionLog())
+        assert decisions(result) == decisions(alone)
+        assert result.token_ids == alone.token_ids
+        assert result.max_num_seqs == 3
+        assert result.provenance.hash == alone.provenance.hash
+
+
+def test_requests_that_wait_for_answers_come(llm):
+    closed = experiments(llm)[2]
+    [result] = cb.run_in_turns([closed.replace(max_model_len=None, workload=closed.workload.replace(prompt=9))])
+    assert len(result.finished) == 5
+    assert result.decisions is None
+
+
+def test_a_clock_counts_its_own_steps_and_the_last_one_catches_up(llm, monkeypatch):
+    monkeypatch.setattr(in_turns, "TURN_S", 0.0)
+    order = []
+    forward = in_turns.PagesFrom.forward
+
+    def noting(self, inputs):
+        order.append(self)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(in_turns.PagesFrom, "forward", noting)
+    given = experiments(llm)[:2]
+    results = cb.run_in_turns(given)
+    for result in results:
+        steps = result.steps
+        ends = steps.start_s + steps.elapsed_s + steps.host_s
+        np.testing.assert_allclose(steps.start_s[1:], ends[:-1], atol=1e-9)
+    assert len(order) == sum(len(result.steps) for result in results)
+    assert len(list(groupby(order))) > 6, "they take turns"
+
+
+def test_the_llm_is_ready_afterwards_and_needs_to_be_free(llm):
+    cb.run_in_turns(experiments(llm)[:2])
+    stream = llm.stream([5, 6, 7], cb.SamplingParams(max_tokens=3, ignore_eos=True))
+    next(stream)
+    with pytest.raises(RunnerError, match=r"run_in_turns\(\) needs all pages"):
+        cb.run_in_turns(experiments(llm))
+    stream.close()
+    assert llm.num_free_pages == 90
+
+
+def test_what_can_not_take_turns_is_refused(llm):
+    with pytest.raises(ExperimentError, match="the sum of num_pages must be at most the 90 pages of the LLM, got 93"):
+        cb.run_in_turns(experiments(llm, num_pages=31))
+    with pytest.raises(ExperimentError, match="backend must be an LLM on the CPU"):
+        cb.run_in_turns(experiments(cb.Simulated()))
+    with pytest.raises(ExperimentError, match="must be the same LLM, got 2"):
+        cb.run_in_turns([*experiments(llm), *experiments(cb.Simulated())])
+    with pytest.raises(ExperimentError, match="must be the same LLM, got 0"):
+        cb.run_in_turns([])
