@@ -38,7 +38,7 @@ class Arriving:
     def remove(self, request: Request) -> None:
         """Remove a request: it has arrived, or will not."""
         for name in sample_ids(request):
-            del self._by_id[name]
+            self._by_id.pop(name, None)  # an interrupt may have come between these lines before
         heap = self._heap
         while heap and self._by_id.get(heap[0][-1].request_id) is not heap[0][-1]:
             heappop(heap)

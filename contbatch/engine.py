@@ -175,6 +175,10 @@ class Engine:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
         return self.now if self.scheduler.has_requests else max(self.now, self._arriving.next_time())
 
+    def is_coming(self, request: Request | None) -> bool:
+        """Whether a request was added and has neither arrived nor been aborted."""
+        return request is not None and self._arriving.get(request.request_id) is request
+
     def advance(self) -> list[Request]:
         """Run a stretch of steps that need no planning, or one step; return the requests that left."""
         if self.fast_forward is None or self.on_token is not None:

@@ -33,6 +33,8 @@ class Run:
         self._coming = iter(requests if in_order else ())
         self._at_once = () if in_order else requests
         self._began_s, self._heard_s = engine.now, 0.0
+        self._last: Request | None = None
+        """Of those in order of arrival, the last one asked for."""
 
     def begin(self) -> None:
         """Add the requests that do not come in order of arrival."""
@@ -66,9 +68,12 @@ class Run:
                     bar.update(len(ended))
 
     def _listen(self) -> bool:
-        """Ask for requests until one arrives later than the next step begins; return whether any was asked for."""
+        """Ask for requests until one is to arrive later than the next step begins; return whether any was asked for.
+
+        One that was refused or aborted does not count: the engine would think that nobody comes before those it knows.
+        """
         engine, heard = self.engine, False
-        while self._heard_s <= engine.next_start():
+        while self._heard_s <= engine.next_start() or not engine.is_coming(self._last):
             request: Request | None = next(self._coming, None)
             if request is None:
                 break
@@ -77,7 +82,7 @@ class Run:
                     f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
                     f"got {request.arrival_time}"
                 )
-            self._heard_s, heard = request.arrival_time, True
+            self._heard_s, self._last, heard = request.arrival_time, request, True
             self._submit([request], listed=True)
         return heard
 

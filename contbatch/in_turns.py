@@ -76,7 +76,7 @@ def run_in_turns(experiments: Iterable[Experiment], *, log: bool = False) -> lis
     given = list(experiments)
     llm, pages = _llm_of(given), _pages_of(given)
     firsts = np.cumsum([0, *pages]).tolist()
-    told = [provenance_of(experiment) for experiment in given]
+    told = [provenance_of(e.replace(num_pages=num)) for e, num in zip(given, pages, strict=True)]
 
     def make(on_token: Callable[[Request], bool]) -> list[Engine]:
         return [
@@ -126,6 +126,13 @@ def _pages_of(experiments: Sequence[Experiment]) -> list[int]:
     """Return how many pages each gets."""
     have = experiments[0].backend.runner.model.num_pages  # type: ignore[union-attr]
     pages = [have // len(experiments) if e.num_pages is None else e.num_pages for e in experiments]
+    require(
+        min(pages) >= 1,
+        "experiments that run in turns",
+        len(pages),
+        f"at most one for each of {have} pages",
+        ExperimentError,
+    )
     most = f"at most the {have} pages of the LLM"
     require(sum(pages) <= have, "the sum of num_pages", sum(pages), most, ExperimentError)
     return pages

@@ -39,7 +39,7 @@ class LLM:
         "cpu": OpenVINO with a Numba attention kernel. "reference": ONNX's evaluator, very slow, exactly the standard.
         "tensorrt": an NVIDIA GPU, see docs/tensorrt.md. **Never run on a GPU**: only its protocol is tested, on a fake.
     precision : {"f32", "f16", "bf16", "w8a8"}, optional
-        Of the linear layers and the pages: "cpu" f32 (its default), bf16, or w8a8 (8 bits, but pages in bf16),
+        Of the linear layers and the pages: "cpu" f32 (its default), bf16, or w8a8 (8 bits, pages in int8),
         "reference" f32, "tensorrt" f16 (its default), bf16, or w8a8 (but pages in f16).
     kv_dtype : {"f32", "bf16", "int8"}, optional
         Another type for the pages. Only "cpu" takes one.

@@ -196,6 +196,8 @@ def build_plan(
             engine = builder.build_serialized_network(network, config)
         if engine is None and not interrupted():
             raise EngineBuildError(f"{graph}: TensorRT built no engine: {log.words()}")
+    if engine is None:  # interrupted, and whoever handles that raised nothing, as in asyncio
+        raise KeyboardInterrupt
     part = timings.with_suffix(".part")
     part.write_bytes(cache.serialize())
     os.replace(part, timings)

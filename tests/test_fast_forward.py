@@ -329,3 +329,29 @@ def test_an_interrupt_in_a_stretch_leaves_a_usable_engine(name, late):
     assert scheduler.pool.num_available == 100
     engine.__dict__.pop("forget", None)
     assert len(engine.run([cb.Request("next", [1], cb.SamplingParams(max_tokens=9))]).requests) == 1
+
+
+def test_who_is_refused_or_aborted_on_the_way_hides_nobody_behind():
+    """The engine is told of one coming request at a time; a stretch must end at those it was not told of yet."""
+
+    def served(fast, abort):
+        scheduler = cb.Scheduler(cb.ContinuousBatching(), num_pages=100, max_model_len=300)
+        runner = SimulatedRunner(cb.Linear(step_s=0.1))
+        engine = Engine(scheduler, runner, fast_forward=FastForward(scheduler, runner) if fast else None)
+        sizes = [("first", 0.0, 200), ("too long", 1.0, 300), ("aborted", 2.0, 5), ("last", 3.0, 5)]
+        requests = [
+            cb.Request(name, [1] * 5, cb.SamplingParams(max_tokens=size, ignore_eos=True), arrival_time=at)
+            for name, at, size in sizes
+        ]
+
+        def watch(engine, _left):
+            if abort and engine.is_coming(requests[2]):
+                engine.abort("aborted")
+
+        return engine.run(iter(requests), in_order=True, watch=watch).requests.set_index("request_id")
+
+    for abort in (False, True):
+        stepwise, skipped = served(False, abort), served(True, abort)
+        assert skipped.ttft_s["last"] == pytest.approx(0.1, abs=0.11)
+        assert skipped.finish_reason.to_dict() == stepwise.finish_reason.to_dict()
+        assert skipped.ttft_s.to_dict() == pytest.approx(stepwise.ttft_s.to_dict(), rel=1e-9, nan_ok=True)

@@ -40,3 +40,14 @@ def test_a_simulation_is_run_so(thresholds, run):
     run(cb.Poisson(rate=1, num_requests=3), Looking())
     assert seen == {(MADE, 10, 10)}
     assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_the_last_of_several_puts_it_back(thresholds):
+    thresholds(700, 11, 12)
+    first, second = rarely_collected(), rarely_collected()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() == (MADE, 11, 12)
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == (700, 11, 12)

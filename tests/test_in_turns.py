@@ -99,3 +99,12 @@ def test_what_can_not_take_turns_is_refused(llm):
         cb.run_in_turns([*experiments(llm), *experiments(cb.Simulated())])
     with pytest.raises(ExperimentError, match="must be the same LLM, got 0"):
         cb.run_in_turns([])
+
+
+def test_provenance_tells_the_pages_that_each_had(llm):
+    load = cb.OpenLoop(arrivals=AllAtOnce(), num_requests=3, prompt=20, output=4)
+    given = cb.Experiment(policy=cb.OneAtATime(), workload=load, backend=llm)
+    results = cb.run_in_turns([given, given.replace(num_pages=30)])
+    assert [result.provenance.description["num_pages"] for result in results] == [45, 30]
+    with pytest.raises(ExperimentError, match="experiments that run in turns must be at most one for each of 90 pages"):
+        cb.run_in_turns([given] * 91)
