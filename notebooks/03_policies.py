@@ -90,6 +90,9 @@ mine = ShortestWithPatience()
 
 # %% [markdown]
 # ## On a simulated GPU
+#
+# Which limit kept requests waiting? Share of the steps in which each did, in per cent. All met the same one, the seats, so this compares
+# policies and nothing else. (A static batch asks for nobody before its end, so no limit is to blame for who waits.)
 
 # %%
 policies = {
@@ -111,11 +114,6 @@ def waits(result):
 print("seconds to the first token")
 print(pd.DataFrame({name: waits(result) for name, result in results.items()}).T.round(2).to_string())
 
-# %% [markdown]
-# Which limit kept requests waiting? Share of the steps in which each did, in per cent. All met the same one, the seats, so this compares
-# policies and nothing else. (A static batch asks for nobody before its end, so no limit is to blame for who waits.)
-
-# %%
 print(cb.limits_bound(results, studied=["seats"]).round(0).to_string())
 
 # %% tags=["picture"]
@@ -160,6 +158,9 @@ print(pd.DataFrame({name: waits(result) for name, result in clients.items()}).T.
 #
 # The same object, another backend. Twelve requests come at once, to four seats; prompts are random token ids, so only lengths matter. In a notebook with
 # a person before it a live picture shows seats, tokens per second and pages while it runs.
+#
+# A policy sees lengths and arrivals. These are the same on both, so the decisions are the same, step by step; only the clock differs. (When
+# requests arrive while others run, the speed of the machine decides who is there: then runs differ.)
 
 # %%
 llm = cb.LLM("smollm2-135m", num_pages=256)
@@ -171,11 +172,6 @@ pair = cb.Experiment(workload=small, policy=mine, num_pages=256, max_num_seqs=4,
 simulated, real = cb.run(pair), cb.run(pair.replace(backend=llm))
 print(len(real.finished), "answers,", len(real.steps), "steps; first to leave:", *real.requests.request_id.head(6))
 
-# %% [markdown]
-# A policy sees lengths and arrivals. These are the same on both, so the decisions are the same, step by step; only the clock differs. (When
-# requests arrive while others run, the speed of the machine decides who is there: then runs differ.)
-
-# %%
 columns = ["step", "seats", "waiting", "seqs", "prefill_tokens", "decode_tokens", "live_pages", "left"]
 print("the same steps, simulated and real:", simulated.steps[columns].equals(real.steps[columns]))
 
@@ -207,5 +203,4 @@ results["mine"].save(folder)
 print(results["mine"].provenance.seed, sorted(path.name for path in folder.iterdir()))
 print(cb.verify(folder, policy=ShortestWithPatience()))
 
-# %%
 llm.close()

@@ -105,7 +105,6 @@ answers = {
 drawn = pd.DataFrame({name: lengths.draw(num_requests, seed, "output") for name, lengths in answers.items()})
 print(drawn.describe().loc[["mean", "std", "50%", "max"]].round(0).astype(int).to_string())
 
-# %%
 work = {name: cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=num_requests, prompt=64, output=output, seed=seed) for name, output in answers.items()}
 speed = {
     policy: {name: cb.run(exp.replace(workload=load, policy=chosen, max_num_seqs=8)).summary() for name, load in work.items()}
@@ -181,7 +180,6 @@ people.save(folder / "people.jsonl")
 again = cb.load_workload(folder / "people.jsonl")
 print(len(again), "turns, the same ones:", list(again.rows) == people.turns())
 
-# %%
 text = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
