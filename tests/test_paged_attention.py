@@ -95,12 +95,24 @@ def test_257_sequences():  # CASES 26
     check(problem, problem.reference())
 
 
-@pytest.mark.parametrize("window", [-1, 50, 700])
+@pytest.mark.parametrize(
+    ("heads", "head_size", "attributes"),
+    [
+        (6, 64, {}),
+        (6, 64, {"local_window_size": 50}),
+        (6, 64, {"local_window_size": 700, "softcap": 2.0}),
+        (2, 64, {}),
+        (4, 128, {}),
+        (8, 64, {"softcap": 2.0}),
+        (10, 64, {}),
+        (6, 80, {}),
+    ],
+)
 @pytest.mark.parametrize("pages", PAGES)
-def test_bits_depend_on_the_sequence_alone(pages, window):
-    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1), (1600, 1), (1000, 50)]
-    attributes = {"local_window_size": window}
-    shape = {"heads": 6, "kv_heads": 2, "pages": pages, "rotary_dim": 32, "attributes": attributes}
+def test_bits_depend_on_the_sequence_alone(pages, heads, head_size, attributes):
+    lengths = [(130, 1), (0, 100), (64, 63), (1, 2), (200, 1), (1600, 1), (1000, 50), (15, 1), (16, 1), (0, 1)]
+    shape = {"heads": heads, "kv_heads": 2, "head_size": head_size, "pages": pages, "attributes": attributes}
+    shape["rotary_dim"] = 32
     batch = Problem(lengths, **shape)
     outputs = [batch.cpu(num_threads=n)[0] for n in (1, 2, 3)]
     assert outputs[0].tobytes() == outputs[1].tobytes() == outputs[2].tobytes()

@@ -47,16 +47,19 @@ model = CPUModel({deep!r}, 40)
 arrays = [step((np.ones(n, int), 0), table=[range(4)], logits=[0]) for n in range(1, 50)]
 for i in range(49):
     model.forward(arrays[i % 49])
-before = resident()
-for i in range(200):
-    model.forward(arrays[i % 49])
-print(resident() - before)
+growth = []
+for _ in range(7):
+    before = resident()
+    for i in range(100):
+        model.forward(arrays[i % 49])
+    growth.append(resident() - before)
+print(sorted(growth)[3])  # the allocator takes a few MB at once, at some time
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory in use is read from /proc")
 def test_models_and_steps_leave_no_memory_behind(tmp_path):
-    """OpenVINO holds Python operators for ever by itself: that would be 60 MB a model here, and 70 kB a step."""
+    """OpenVINO holds Python operators for ever by itself: that would be 60 MB a model here, and 7 MB in 100 steps."""
     wide = random_model(0, hidden_size=512, intermediate_size=2048, num_layers=2, head_size=128)
     wide, deep = (
         export_onnx(m, tmp_path / f"{m.config.num_layers}.onnx") for m in (wide, random_model(0, num_layers=12))
@@ -66,7 +69,7 @@ def test_models_and_steps_leave_no_memory_behind(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     models, steps = map(float, done.stdout.split())
     assert models < 60
-    assert steps < 0.8
+    assert steps < 0.4
 
 
 def test_an_interrupt_after_models_that_came_and_went_in_turn(tmp_path):

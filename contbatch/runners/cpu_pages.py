@@ -8,7 +8,7 @@ import numpy as np
 
 from contbatch.errors import RunnerError
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import StepPlan, paged_attention
+from contbatch.plugins.paged_attention.cpu import NO_SCALES, StepPlan, attend_layer
 from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
@@ -37,6 +37,8 @@ class CPUPages:
         page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
         self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
+        arrays = self.arrays if len(self.arrays) == 4 else [*self.arrays, *[[NO_SCALES] * layers] * 2]
+        self._layers = list(zip(*arrays, strict=True))  # taken apart once: a step has no time for it in each layer
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
         self.plan: StepPlan | None = None
         self.error: BaseException | None = None
@@ -44,11 +46,10 @@ class CPUPages:
         """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
-        """Compute one layer's attention of the step in `plan`, see `paged_attention`."""
+        """Compute one layer's attention of the step in `plan`, see `attend_layer`."""
         if self.plan is None:
             raise RunnerError("attention without a step's plan")
-        keys, values, *scales = (array[layer] for array in self.arrays)
-        paged_attention(self.plan, qkv, keys, values, output, *scales)
+        attend_layer(self.plan, qkv, output, self._layers[layer])
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""

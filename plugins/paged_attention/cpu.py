@@ -24,7 +24,9 @@ from contbatch.plugins.paged_attention.tasks import make_tasks
 from contbatch.plugins.paged_attention.tile import TILE
 
 FLOAT32, BFLOAT16_BITS, INT8 = np.dtype(np.float32), np.dtype(np.uint16), np.dtype(np.int8)
-_NO_SCALES = np.empty((0, 0, 0), np.float32)
+NO_SCALES = np.empty((0, 0, 0), np.float32)
+Pages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""A layer's keys, values, and the scales of both: `NO_SCALES` unless they are int8."""
 LOOKS = 1000
 """How often to look whether the others are done before letting other threads of the machine run."""
 COST_PER_THREAD = 300
@@ -48,8 +50,8 @@ class StepPlan:
     """(num_tokens, rotary_dim / 2) float32: the rows of the rotary tables for each token."""
     interleaved: bool
     tasks: np.ndarray
-    """(num_tasks, 8) int64, the dearest first: sequence, kv head, first token, tokens, position of the first token,
-    first key and end of keys, where in `parts` of the kernels the sums of its rows go (-1: they are its own)."""
+    """(num_tasks, 9) int64, the dearest first: sequence, first kv head and end of heads, first token, tokens, position
+    of the first token, first key, end of keys, where in `parts` of the kernels its sums go (-1: they are its own)."""
     splits: np.ndarray
     """(num_splits, 5) int64, blocks of tokens whose keys several tasks share: kv head, first token, rows (tokens ×
     heads of a group), the first of its parts, spans."""
@@ -158,19 +160,25 @@ def paged_attention(
     require_array("key_cache", key_cache, plan.pages_shape, FLOAT32, BFLOAT16_BITS, INT8)
     require_array("value_cache", value_cache, plan.pages_shape, key_cache.dtype)
     scales = require_scales(key_cache, key_scales, value_scales)
-    key_scales, value_scales = scales or (_NO_SCALES, _NO_SCALES)
+    key_scales, value_scales = scales or (NO_SCALES, NO_SCALES)
     arrays = {"qkv": qkv, "key_cache": key_cache, "value_cache": value_cache, "output": output}
     for name, array in (arrays | {"key_scales": key_scales, "value_scales": value_scales}).items():
         if not array.flags.carray:
             raise RunnerError(f"PagedAttention: {name} must be C-contiguous and writable, got strides {array.strides}")
-    output[plan.slots.size :] = 0
+    attend_layer(plan, qkv, output, (key_cache, value_cache, key_scales, value_scales))
+
+
+def attend_layer(plan: StepPlan, qkv: np.ndarray, output: np.ndarray, pages: Pages) -> None:
+    """Do as `paged_attention` with arrays that are as they should be: nothing is checked."""
+    if plan.num_rows > plan.slots.size:
+        output[plan.slots.size :] = 0
     if not plan.slots.size:
         return
     progress, num_tasks = np.zeros(4, np.int64), len(plan.tasks)
-    parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
+    parts = _parts(plan.splits, plan.pages_shape[3]) if len(plan.splits) else _NO_PARTS
     work: tuple[Any, ...] = (
-        progress, plan.tasks, qkv, key_cache, value_cache, key_scales, value_scales, plan.block_table, plan.cos,
-        plan.sin, output, plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, parts,
+        progress, plan.tasks, qkv, *pages, plan.block_table, plan.cos, plan.sin, output, plan.num_heads, plan.scale,
+        plan.softcap, plan.window, plan.interleaved, parts,
     )  # fmt: skip
     finished = False
     try:
@@ -183,7 +191,7 @@ def paged_attention(
             while not all_finished(progress, claimed, LOOKS):
                 time.sleep(0)
     if not finished:
-        combine(plan.splits, parts, output, plan.num_heads // kv_num_heads, head_size)
+        combine(plan.splits, parts, output, plan.num_heads // plan.pages_shape[2], plan.pages_shape[3])
 
 
 def _parts(splits: np.ndarray, head_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

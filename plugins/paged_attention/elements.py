@@ -61,16 +61,16 @@ def _store(value, like):
 
 
 @njit(error_model="numpy")
-def store_row(cache, scales, row, x, start):
-    """cache[row] = x[start : start + head_size], float32, and scales[row] if its elements need one."""
-    head_size = cache.shape[1]
+def store_row(cache, scales, row, x):
+    """cache[row] = x, float32, and scales[row] if its elements need one."""
+    target = cache[row]
     if not scaled(cache):
-        for d in range(head_size):
-            cache[row, d] = store(x[start + d], cache[row, d])
+        for d in range(len(target)):
+            target[d] = store(x[d], target[d])
         return
     highest = np.uint32(0)  # bits of absolute values sort as their numbers do, infinity and NaN last
-    for d in range(head_size):
-        highest = max(highest, np.uint32(np.float32(x[start + d]).view(np.uint32) & ABSOLUTE))
+    for d in range(len(target)):
+        highest = max(highest, np.uint32(np.float32(x[d]).view(np.uint32) & ABSOLUTE))
     scale = np.uint32(highest).view(np.float32) / LARGEST
     if highest >= INFINITE:
         scale = np.float32(np.nan)
@@ -78,6 +78,6 @@ def store_row(cache, scales, row, x, start):
         scale = np.float32(0)
     scales[row] = scale
     divisor = scale if scale > np.float32(0) else np.float32(np.inf)
-    for d in range(head_size):
-        rounded = np.float32(x[start + d] / divisor + ROUNDS).view(np.uint32)
-        cache[row, d] = np.int8(rounded & np.uint32(0xFF)) if scale > np.float32(0) else np.int8(0)
+    for d in range(len(target)):
+        rounded = np.float32(x[d] / divisor + ROUNDS).view(np.uint32)
+        target[d] = np.int8(rounded & np.uint32(0xFF)) if scale > np.float32(0) else np.int8(0)

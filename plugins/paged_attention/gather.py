@@ -3,7 +3,6 @@
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.elements import load, scaled
@@ -30,53 +29,56 @@ def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
 
 @njit(**EXACT)
 def locate_first(rows, task, block_table, page_size, kv_num_heads):
-    """Do as `locate` for the first tile of a task; return how many rows it needs."""
-    first, end = task[5], task[6]
+    """Do as `locate` for the first tile of a task and its first head; return how many rows it needs."""
+    first, end = task[6], task[7]
     start = first - first % TILE
     locate(rows, start, first, min(start + TILE, end), block_table[task[0]], page_size, kv_num_heads, task[1])
     return min(TILE, end - start)
 
 
 @njit(**EXACT)
-def gather_keys(keys, cache, scales, rows, count):
-    """keys[d, j] = cache[rows[j], d], times its scale if it has one, for j < count, and some more."""
+def gather_keys(keys, cache, rows, count):
+    """keys[d, j] = cache[rows[j], d], as it is stored, for j < count, and some more."""
     head_size, step = cache.shape[1], 16 // cache.itemsize
-    factors = np.ones(TILE, np.float32)
-    if scaled(cache):
-        for j in range(TILE):
-            factors[j] = scales[rows[j]]
     for j in range(0, count, LANES):
         for d in range(0, head_size - step + 1, step):
-            transpose(keys, j, cache, d, rows, factors)
+            transpose(keys, j, cache, d, rows)
         for d in range(head_size - head_size % step, head_size):
             for i in range(j, j + LANES):
-                keys[d, i] = load(cache[rows[i], d]) * factors[i]
+                keys[d, i] = load(cache[rows[i], d])
 
 
 @njit(**EXACT)
-def gather_values(values, cache, scales, rows, count):
-    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE], times its scale if it has one, for j < count."""
+def gather_values(values, cache, rows, count):
+    """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE], as it is stored, for j < count."""
     head_size = cache.shape[1]
     whole = head_size // TILE
     for j in range(count):
         row = rows[j]
-        factor = scales[row] if scaled(cache) else np.float32(1)
         for c in range(whole):
             for d in range(TILE):
-                values[c, j, d] = load(cache[row, c * TILE + d]) * factor
+                values[c, j, d] = load(cache[row, c * TILE + d])
         for d in range(head_size - whole * TILE):
-            values[whole, j, d] = load(cache[row, whole * TILE + d]) * factor
+            values[whole, j, d] = load(cache[row, whole * TILE + d])
 
 
 @njit(**EXACT)
-def announce(key_rows, value_rows, key_scales, value_scales, rows, count):
+def gather_scales(scales, key_scales, value_scales, rows, head, count):
+    """scales[j], scales[TILE + j] = the scale of the key, and of the value, in row rows[j] + head, for j < count."""
+    for j in range(count):
+        scales[j], scales[TILE + j] = key_scales[rows[j] + head], value_scales[rows[j] + head]
+
+
+@njit(**EXACT)
+def announce(key_rows, value_rows, key_scales, value_scales, rows, count, num_heads):
     """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
-    line = 64 // key_rows.itemsize
+    line, scales_line = 64 // key_rows.itemsize, -1
     for j in range(count):
         row = rows[j]
-        for d in range(0, key_rows.shape[1], line):
+        for d in range(0, num_heads * key_rows.shape[1], line):
             prefetch(key_rows, row, d)
             prefetch(value_rows, row, d)
-        if scaled(key_rows):
-            prefetch(key_scales, row, 0)
-            prefetch(value_scales, row, 0)
+        if scaled(key_rows) and row // 16 != scales_line:
+            scales_line = row // 16
+            prefetch(key_scales.reshape(-1, 1), row, 0)
+            prefetch(value_scales.reshape(-1, 1), row, 0)

@@ -27,30 +27,36 @@ def make_tasks(
     first, end = np.maximum(position - window + 1, 0), position + num_tokens
     columns = [sequence, start[sequence] + offset, num_tokens, position, first, end, np.full_like(end, -1)]
     blocks = [np.repeat(column, kv_num_heads) for column in columns]
-    blocks.insert(1, np.tile(np.arange(kv_num_heads), sequence.size))
+    head = np.tile(np.arange(kv_num_heads), sequence.size)
+    blocks[1:1] = head, head + 1
     tasks = np.stack(blocks, axis=1)
     total = int(_cost(tasks, group).sum())
     tasks, splits = _split(tasks, group, total / (SHARES * num_threads))
+    decodes = (tasks[:, 4] == 1) & (tasks[:, 8] < 0)
+    if decodes.sum() >= SHARES * num_threads * kv_num_heads:  # one thread reads a page from its beginning to its end
+        tasks[decodes, 2] = kv_num_heads
+        tasks = tasks[~decodes | (tasks[:, 1] == 0)]
     return tasks[np.argsort(-_cost(tasks, group), kind="stable")], splits, total
 
 
 def _cost(tasks: np.ndarray, group: int) -> np.ndarray:
-    cost: np.ndarray = ((tasks[:, 6] - 1) // TILE - tasks[:, 5] // TILE + 1) * (tasks[:, 3] * group + 4)
+    tiles = (tasks[:, 7] - 1) // TILE - tasks[:, 6] // TILE + 1
+    cost: np.ndarray = (tasks[:, 2] - tasks[:, 1]) * tiles * (tasks[:, 4] * group + 4)
     return cost
 
 
 def _split(tasks: np.ndarray, group: int, most: float) -> tuple[np.ndarray, np.ndarray]:
     """Return tasks of which those that cost more than `most` are split into their spans, and `StepPlan.splits`."""
-    num_spans = (tasks[:, 6] - 1) // SPAN - tasks[:, 5] // SPAN + 1
+    num_spans = (tasks[:, 7] - 1) // SPAN - tasks[:, 6] // SPAN + 1
     chosen = (_cost(tasks, group) > most) & (num_spans > 1)
     pieces, splits, part = [tasks[~chosen]], [], 0
     for task, spans in zip(tasks[chosen], num_spans[chosen], strict=True):
-        rows = task[3] * group
+        rows = task[4] * group
         piece = np.repeat(task[None], spans, axis=0)
-        edges = (task[5] // SPAN + np.arange(1, spans)) * SPAN
-        piece[1:, 5], piece[:-1, 6] = edges, edges
-        piece[:, 7] = part + np.arange(spans) * rows
+        edges = (task[6] // SPAN + np.arange(1, spans)) * SPAN
+        piece[1:, 6], piece[:-1, 7] = edges, edges
+        piece[:, 8] = part + np.arange(spans) * rows
         pieces.append(piece)
-        splits.append((task[1], task[2], rows, part, spans))
+        splits.append((task[1], task[3], rows, part, spans))
         part += spans * rows
     return np.concatenate(pieces), np.array(splits, np.int64).reshape(-1, 5)

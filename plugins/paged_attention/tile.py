@@ -5,14 +5,21 @@ import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.gather import EXACT
-from contbatch.plugins.paged_attention.intrinsics import (
-    TILE,
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE
+from contbatch.plugins.paged_attention.products import (
     add_product,
     add_product_2,
     add_product_3,
-    row_max,
-    row_sum,
+    add_rows,
+    add_rows_2,
+    add_rows_3,
+    add_rows_4,
+    score_rows,
+    score_rows_2,
+    score_rows_3,
+    score_rows_4,
 )
+from contbatch.plugins.paged_attention.softmax import exp_scores, mask_scores
 
 SPAN = 8 * TILE
 """Positions, counted from 0 of the sequence, whose sums are one part: those of several are put together in their order.
@@ -20,6 +27,10 @@ SPAN = 8 * TILE
 Always, so that it makes no difference to any bit whether one thread takes in all spans of a sequence or each another.
 """
 ROWS_AT_ONCE = 3
+ROWS_AT_MOST = 4
+"""Query rows of one token that `attend_pages` takes: so many rows of sums stay in registers."""
+KEYS, VALUES, NONE = 0, TILE, 2 * TILE
+"""Where the scales of a tile's keys, those of its values, and ones begin."""
 LOG2_E = np.float32(1.4426950408889634)
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
@@ -44,26 +55,26 @@ def exp2(x):
 
 
 @njit(**EXACT)
-def _weigh(score, first, stop, softcap, top, total, output, row):
-    """Online softmax: score[first:stop] (base 2) → weights, the rest → 0; the row is rescaled when its top rises."""
+def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
+    """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
+
+    Scores come without the scales of their keys, weights leave with those of their values.
+    """
+    highest = mask_scores(score, i, first, stop, scales, KEYS)
     if softcap > ZERO:
-        for j in range(TILE):
+        for j in range(i + first, i + stop):
             e = exp2(np.float32(-2) * LOG2_E * abs(score[j]))
             tanh = (ONE - e) / (ONE + e)
             score[j] = softcap * LOG2_E * (tanh if score[j] > ZERO else -tanh)
-    score[:first] = MASKED
-    score[stop:] = MASKED
-    highest = row_max(score, 0)
+        highest = mask_scores(score, i, first, stop, scales, NONE)
     if highest > top[row]:
         shrink = exp2(top[row] - highest)
         top[row] = highest
         total[row] *= shrink
-        for d in range(output.shape[1]):
-            output[row, d] *= shrink
-    highest = top[row]
-    for j in range(TILE):
-        score[j] = exp2(score[j] - highest)
-    total[row] += row_sum(score, 0)
+        values = output[row]
+        for d in range(len(values)):
+            values[d] *= shrink
+    total[row] += exp_scores(score, i, top[row], scales, VALUES)
 
 
 @njit(**EXACT)
@@ -78,9 +89,10 @@ def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
 
 
 @njit(**EXACT)
-def attend_tile(num_rows, group, position, window, base, softcap, scratch):
-    """Let the task's query rows take in the tile of keys at `base`."""
-    query, keys, values, score, total, top, mix = scratch
+def attend_tile(first_row, num_rows, group, position, window, base, softcap, scratch, span):
+    """Let the query rows of a kv head, from first_row on, take in the tile of keys at `base`."""
+    query, score, scales, keys, values, _ = scratch
+    total, top, mix = span
     head_size, chunks = keys.shape[0], values.shape[0]
     width = chunks * TILE
     flat_score = score.reshape(-1)
@@ -92,14 +104,72 @@ def attend_tile(num_rows, group, position, window, base, softcap, scratch):
         first, stop = max(0, last - window + 1), min(TILE, last + 1)
         if first < TILE and stop > 0:
             score[:count] = ZERO
-            _add_product(count, flat_score, 0, TILE, flat_query, row * head_size, head_size, head_size, keys, 0)
+            _add_product(
+                count, flat_score, 0, TILE, flat_query, (first_row + row) * head_size, head_size, head_size, keys, 0
+            )
             for i in range(count):
-                _weigh(score[i], first, stop, softcap, top, total, mix, row + i)
+                _weigh(flat_score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
             for c in range(chunks):
                 _add_product(
-                    count, flat_mix, row * width + c * TILE, width, flat_score, 0, TILE, stop, flat_values, c * TILE
+                    count,
+                    flat_mix,
+                    (first_row + row) * width + c * TILE,
+                    width,
+                    flat_score,
+                    0,
+                    TILE,
+                    stop,
+                    flat_values,
+                    c * TILE,
                 )
         row += count
+
+
+@njit(**EXACT)
+def _score_rows(count, out, i, x, j, head_size, matrix, rows, k):
+    """Do as `score_rows` for `count` rows, at most 4."""
+    if count == 3:
+        score_rows_3(out, i, TILE, x, j, head_size, matrix, rows, k)
+    elif count == 4:
+        score_rows_4(out, i, TILE, x, j, head_size, matrix, rows, k)
+    elif count == 2:
+        score_rows_2(out, i, TILE, x, j, head_size, matrix, rows, k)
+    else:
+        score_rows(out, i, TILE, x, j, head_size, matrix, rows, k)
+
+
+@njit(**EXACT)
+def _add_rows(count, out, i, x, n, matrix, rows, column):
+    """Do as `add_rows` for `count` rows, at most 4."""
+    width = matrix.shape[1]
+    if count == 3:
+        add_rows_3(out, i, width, x, 0, TILE, n, matrix, rows, column)
+    elif count == 4:
+        add_rows_4(out, i, width, x, 0, TILE, n, matrix, rows, column)
+    elif count == 2:
+        add_rows_2(out, i, width, x, 0, TILE, n, matrix, rows, column)
+    else:
+        add_rows(out, i, width, x, 0, TILE, n, matrix, rows, column)
+
+
+@njit(**EXACT)
+def attend_pages(first_row, group, position, window, base, softcap, keys, values, rows, scratch, span):
+    """Do as `attend_tile` for the query rows of one token, with keys and values in these rows of their pages."""
+    query, score, scales, (total, top, mix) = scratch[0], scratch[1], scratch[2], span
+    last, head_size = position - base, keys.shape[1]
+    first, stop = max(0, last - window + 1), min(TILE, last + 1)
+    flat_query, flat_score, flat_mix, start = (
+        query.reshape(-1),
+        score.reshape(-1),
+        mix.reshape(-1),
+        first_row * head_size,
+    )
+    for k in range(0, stop, LANES):
+        _score_rows(group, flat_score, k, flat_query, start, head_size, keys, rows, k)
+    for i in range(group):
+        _weigh(flat_score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
+    for column in range(0, head_size, TILE):
+        _add_rows(group, flat_mix, start + column, flat_score, stop, values, rows, column)
 
 
 @njit(**EXACT)
@@ -111,12 +181,13 @@ def add_part(total, top, mix, row, totals, tops, mixes, part):
     old, new = exp2(top[row] - highest), exp2(tops[part] - highest)
     top[row] = highest
     total[row] = total[row] * old + totals[part] * new
-    for d in range(mix.shape[1]):
-        mix[row, d] = mix[row, d] * old + mixes[part, d] * new
+    into, values = mix[row], mixes[part]
+    for d in range(len(into)):
+        into[d] = into[d] * old + values[d] * new
 
 
 @njit(**EXACT)
-def divide(mix, row, divisor, output, token, column, head_size):
-    """output[token, column : column + head_size] = mix[row] / divisor."""
-    for d in range(head_size):
-        output[token, column + d] = mix[row, d] / divisor
+def divide(mix, divisor, output):
+    """Fill output with mix / divisor, as far as it goes."""
+    for d in range(len(output)):
+        output[d] = mix[d] / divisor

@@ -1,0 +1,47 @@
+"""Rotates heads, and stores a step's keys and values. After a change here touch kernels.py, see intrinsics."""
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+
+import numpy as np
+from numba import njit
+
+from contbatch.plugins.paged_attention.elements import store_row
+from contbatch.plugins.paged_attention.gather import EXACT
+from contbatch.plugins.paged_attention.intrinsics import borrowed
+
+
+@njit(**EXACT)
+def rotate(x, cos, sin, interleaved, factor, out):
+    """Fill out with factor · (the head x, rotated by its token's cos and sin)."""
+    half = len(cos)
+    if interleaved:
+        for i in range(half):
+            a, b = x[2 * i], x[2 * i + 1]
+            out[2 * i] = factor * (a * cos[i] - b * sin[i])
+            out[2 * i + 1] = factor * (b * cos[i] + a * sin[i])
+    else:
+        low, high, left, right = x[:half], x[half : 2 * half], out[:half], out[half : 2 * half]
+        for i in range(half):
+            left[i] = factor * (low[i] * cos[i] - high[i] * sin[i])
+            right[i] = factor * (high[i] * cos[i] + low[i] * sin[i])
+    for d in range(2 * half, len(out)):
+        out[d] = factor * x[d]
+
+
+@njit(**EXACT)
+def write_pages(qkv, pages, slots, cos, sin, interleaved, key):
+    """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool.
+
+    `key` is a float32 head to work in.
+    """
+    kv_num_heads, head_size = pages[0].shape[2:]
+    qkv, slots, cos, sin, key = borrowed(qkv), borrowed(slots), borrowed(cos), borrowed(sin), borrowed(key)
+    keys, values = borrowed(pages[0]).reshape(-1, head_size), borrowed(pages[1]).reshape(-1, head_size)
+    key_scales, value_scales = borrowed(pages[2]).reshape(-1), borrowed(pages[3]).reshape(-1)
+    width = kv_num_heads * head_size
+    for t in range(len(slots)):
+        packed = qkv[t, qkv.shape[1] - 2 * width :]
+        for head in range(kv_num_heads):
+            row, first = slots[t] * kv_num_heads + head, head * head_size
+            rotate(packed[first : first + head_size], cos[t], sin[t], interleaved, np.float32(1), key)
+            store_row(keys, key_scales, row, key)
+            store_row(values, value_scales, row, packed[width + first : width + first + head_size])
