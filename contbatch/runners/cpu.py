@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import InvalidRequestError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
-from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
+from contbatch.model import rotary_tables
 from contbatch.plugins.paged_attention.cpu import plan_step
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
