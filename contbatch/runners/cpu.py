@@ -87,7 +87,10 @@ class CPUModel:
         self._lock, self._observed = Lock(), observed
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
-                self._request = compiled(str(Path(path)), self.config, self._pages, precision, num_threads, observed)
+                self._request, self._weights = compiled(
+                    str(Path(path)), self.config, self._pages, precision, num_threads, observed
+                )
+            self._packed_for: set[tuple[int, ...]] = set()
             self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
@@ -127,6 +130,9 @@ class CPUModel:
             rotary_interleaved=int(config.rotary_interleaved),
             num_threads=self.num_threads,
         )
+        # OpenVINO packs weights in other ways for few rows than for many, when such a step comes.
+        sizes = tuple(inputs[name].size.bit_length() for name in KEPT_INPUTS)
+        pages.between_layers = None if sizes in self._packed_for else self._weights.release
         pages.error = None
         try:
             self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
@@ -135,6 +141,9 @@ class CPUModel:
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
                 cause = KeyboardInterrupt()
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
+        if pages.between_layers is not None:
+            self._packed_for.add(sizes)
+            self._weights.release()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
@@ -148,4 +157,4 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
-            self._request = self._pages = self._nodes = None
+            self._request = self._pages = self._nodes = self._weights = None
