@@ -14,6 +14,7 @@ from contbatch.cached_folder import TEMPORARY, code_hash, made_anew, problem_wit
 from contbatch.checks import require
 from contbatch.errors import ModelFileError, UnsupportedModelError
 from contbatch.export import export_onnx, read_config, read_metadata, require_dtype, versions
+from contbatch.garbage import give_back_memory
 
 logger = logging.getLogger("contbatch")
 
@@ -93,6 +94,7 @@ def build(
     floats = build(source, "float32", cache) / MODEL if quantization else None
     with made_anew(folder, identity) as new:
         _export(source, dtype, new, identity, floats)
+    give_back_memory()
     return folder
 
 
