@@ -29,6 +29,7 @@ class MappedWeights:
         self._held: list[ov.Node] = []
         if not hasattr(mmap, "MADV_DONTNEED") or not _MAPS.exists():
             return
+        self._madvise = ctypes.CDLL(None).madvise
         constants = {node.data.ctypes.data: node for node in graph.get_ops() if node.get_type_name() == "Constant"}
         for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             addresses, mode, *_, name = line.split(maxsplit=5)
@@ -43,4 +44,4 @@ class MappedWeights:
     def release(self) -> None:
         """Give the memory back; who reads it again finds it in the system's file cache."""
         for start, length in self._ranges:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+            self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
