@@ -3,7 +3,8 @@
     python benchmarks/start.py [--precisions f32 w8a8 bf16] [--num-pages 1000]
 
 Each start is a process of its own.
-Memory is the peak of resident memory with all pages in use, libraries included; files mapped into memory count.
+Memory is the peak of resident memory with all pages in use, libraries included; files mapped into memory count. "busy"
+is the peak once 64 prompts of 100 tokens have been answered together, with 8 tokens each.
 The first start of each precision is not counted: it compiles the attention kernel.
 """
 
@@ -15,7 +16,7 @@ from time import perf_counter
 
 
 def started(model: str, precision: str, num_pages: int) -> None:
-    """Print seconds to the first token; then fill all pages and print MB at the peak."""
+    """Print seconds to the first token, MB at the peak with all pages filled, and the same after some work."""
     began = perf_counter()
     import contbatch as cb
 
@@ -24,8 +25,14 @@ def started(model: str, precision: str, num_pages: int) -> None:
         seconds = perf_counter() - began
         for array in llm.runner.model._pages.arrays:  # type: ignore[attr-defined]
             array.fill(0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(f"{seconds:.2f} {peak:.0f}")
+        peak = peak_mb()
+        prompts = [list(range(i, i + 100)) for i in range(1000, 1064)]
+        llm.generate(prompts, cb.SamplingParams(max_tokens=8, ignore_eos=True), progress=False)
+    print(f"{seconds:.2f} {peak:.0f} {peak_mb():.0f}")
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def main() -> None:
@@ -39,17 +46,20 @@ def main() -> None:
     if options.one:
         started(options.model, options.precisions[0], options.num_pages)
         return
-    print(f"{'':6} {'s to first token, min':>22} {'median':>7} {'peak MB':>8}")
+    print(f"{'':6} {'s to first token, min':>22} {'median':>7} {'peak MB':>8} {'busy':>5}")
     for precision in options.precisions:
         found = []
         for _ in range(options.rounds + 1):
             command = [sys.executable, __file__, "--one", "--precisions", precision, "--model", options.model]
             command += ["--num-pages", str(options.num_pages)]
-            seconds, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:]
-            found.append((float(seconds), int(peak)))
-        seconds_s = sorted(seconds for seconds, _ in found[1:])
-        peak_mb = max(peak for _, peak in found[1:])
-        print(f"{precision:6} {seconds_s[0]:22.2f} {seconds_s[len(seconds_s) // 2]:7.2f} {peak_mb:8}", flush=True)
+            numbers = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-3:]
+            found.append([float(number) for number in numbers])
+        seconds_s, peak, busy = (sorted(column) for column in zip(*found[1:], strict=True))
+        least, median = seconds_s[0], seconds_s[len(seconds_s) // 2]
+        print(
+            f"{precision:6} {least:22.2f} {median:7.2f} {peak[-1]:8.0f} {busy[-1]:5.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

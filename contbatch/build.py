@@ -13,7 +13,8 @@ from typing import Any
 from contbatch.cached_folder import TEMPORARY, code_hash, made_anew, problem_with, sha256_of, write_manifest
 from contbatch.checks import require
 from contbatch.errors import ModelFileError, UnsupportedModelError
-from contbatch.export import export_onnx, onnx_dtype, read_config, read_metadata, versions
+from contbatch.export import export_onnx, read_config, read_metadata, require_dtype, versions
+from contbatch.garbage import give_back_memory
 
 logger = logging.getLogger("contbatch")
 
@@ -70,7 +71,7 @@ def build(
     UnsupportedModelError
         An unknown dtype or quantization, or a model that can't be exported.
     """
-    onnx_dtype(dtype)
+    require_dtype(dtype)
     require(quantization in (None, "w8a8"), "quantization", quantization, "None or 'w8a8'", UnsupportedModelError)
     source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
     if cache_dir is None:
@@ -93,6 +94,7 @@ def build(
     floats = build(source, "float32", cache) / MODEL if quantization else None
     with made_anew(folder, identity) as new:
         _export(source, dtype, new, identity, floats)
+    give_back_memory()
     return folder
 
 

@@ -48,7 +48,7 @@ def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]]) ->
                 rows[name].append(values)
     finally:
         model.close()
-    return {name: np.concatenate(parts) for name, parts in rows.items()}
+    return {name: np.concatenate(rows.pop(name)) for name in names}  # never all of them twice
 
 
 def whole(prompt: Sequence[int]) -> dict[str, np.ndarray]:

@@ -11,14 +11,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from contbatch.errors import ModelFileError, UnsupportedModelError
-from contbatch.graph import decoder
 from contbatch.model import Model, ModelConfig
 
-_DTYPES = {"float32": ir.DataType.FLOAT, "bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
+_DTYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "FLOAT16"}
+"""Names that `onnx_ir.DataType` has for them."""
 
 
 def export_onnx(
@@ -55,11 +54,16 @@ def export_onnx(
     UnsupportedModelError
         An unknown dtype, a max_position out of range, or weights too large for float16.
     """
-    path, limit, onnx_type = Path(path), model.config.max_position, onnx_dtype(dtype)
+    require_dtype(dtype)
+    import onnx_ir as ir  # loads sympy: 38 MB that nobody needs who only reads a file
+
+    from contbatch.graph import decoder
+
+    path, limit = Path(path), model.config.max_position
     if max_position is not None and not 1 <= max_position <= limit:
         raise UnsupportedModelError(f"max_position must be in [1, {limit}], got {max_position}")
     config = replace(model.config, max_position=max_position or limit)
-    graph = decoder(replace(model, config=config), onnx_type, steps or {})
+    graph = decoder(replace(model, config=config), ir.DataType[_DTYPES[dtype]], steps or {})
     graph.producer_name, graph.producer_version = "contbatch", version("contbatch")
     graph.metadata_props.update(
         config=json.dumps(asdict(config)),
@@ -100,11 +104,10 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         raise ModelFileError(f"{path}: not a readable ONNX file ({error})") from None
 
 
-def onnx_dtype(dtype: str) -> ir.DataType:
-    """Return the ONNX type of an export dtype; an unknown one raises `UnsupportedModelError`."""
+def require_dtype(dtype: str) -> None:
+    """Raise `UnsupportedModelError` for a type that nothing is exported in."""
     if dtype not in _DTYPES:
         raise UnsupportedModelError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-    return _DTYPES[dtype]
 
 
 def versions() -> dict[str, str]:

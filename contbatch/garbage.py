@@ -1,6 +1,8 @@
-"""Cyclic garbage, looked for less often while much is made that is none."""
+"""Cyclic garbage, looked for less often while much is made that is none; and memory given back to the system."""
 
+import ctypes
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -26,3 +28,11 @@ def rarely_collected() -> Iterator[None]:
             if len(_usual) == 1:
                 gc.set_threshold(*_usual[0])
             _usual.pop()
+
+
+def give_back_memory() -> None:
+    """Free cyclic garbage now, and what glibc keeps of freed memory: after an export that was 1.4 GB."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -7,22 +7,11 @@ import numpy as np
 import onnx_ir as ir
 
 from contbatch.linear_layers import FLOAT, INT64, LinearLayers
-from contbatch.model import Model, ModelConfig
+from contbatch.model import Model, rotary_tables
 
 OPSET = 21
 IR_VERSION = 10
 _INT32 = ir.DataType.INT32
-
-
-def rotary_tables(config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return cos and sin, float64 (max_position, rotary_dim/2), of position · rope_theta^(-2i/rotary_dim).
-
-    Source: Su et al. 2021, "RoFormer", section 3.2.2.
-    """
-    rotary_dim = config.rotary_dim or config.head_size
-    frequencies = config.rope_theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
-    angles = np.arange(config.max_position)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
 
 
 def decoder(model: Model, dtype: ir.DataType, steps: Mapping[str, float] = MappingProxyType({})) -> ir.Model:

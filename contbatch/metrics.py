@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from contbatch.experiment import Experiment
     from contbatch.provenance import Provenance
 
 NAN = float("nan")
 
 
-def _spread(values: pd.Series, name: str) -> dict[str, float]:
+def _spread(values: "pd.Series", name: str) -> dict[str, float]:
     """Mean and percentiles (linear interpolation) of the defined values."""
     known = values.to_numpy(dtype=float)
     known = known[~np.isnan(known)]
@@ -37,11 +38,11 @@ def _spread(values: pd.Series, name: str) -> dict[str, float]:
 class Result:
     """The tables of a run. Times are seconds on the engine's clock."""
 
-    requests: pd.DataFrame
+    requests: "pd.DataFrame"
     """A row per request that left, in order of leaving."""
-    steps: pd.DataFrame
+    steps: "pd.DataFrame"
     """A row per step: seats taken, and what they did, while it ran; without `detail` the means of `num_steps` steps."""
-    segments: pd.DataFrame
+    segments: "pd.DataFrame"
     """A row per stretch in which a seat did one kind of work: prefill, decode, or held (finished, not released).
 
     `preempted` tells whether it ended in a preemption.
@@ -71,7 +72,7 @@ class Result:
     """Where it comes from: hash of what was run, seed, versions, hardware; of `run`, `simulate` and `LLM.run`."""
 
     @property
-    def finished(self) -> pd.DataFrame:
+    def finished(self) -> "pd.DataFrame":
         """The rows of the requests that came to their end: finish reason "stop" or "length"."""
         return self.requests[self.requests.finish_reason.isin(["stop", "length"])]
 
@@ -85,7 +86,7 @@ class Result:
         if not self.detail:
             raise DetailError(f"{what} needs a run with detail=True, this one had detail=False")
 
-    def itl_s(self) -> pd.Series:
+    def itl_s(self) -> "pd.Series":
         """Return the gaps between tokens of all finished requests, pooled; an answer in one piece has none.
 
         Raises
@@ -93,11 +94,13 @@ class Result:
         DetailError
             The run kept no times of tokens.
         """
+        import pandas as pd
+
         self.require_detail("itl_s()")
         streamed = self.finished.dropna(subset="tpot_s").request_id
         return pd.Series([gap for name in streamed for gap in np.diff(self.token_s[name])], dtype=float)
 
-    def waste(self) -> pd.DataFrame:
+    def waste(self) -> "pd.DataFrame":
         """Return the share of all K/V slots that is in each state, by step: figure 2 of vLLM's paper (SOSP 2023).
 
         `stored`: tokens. `reserved`: will be filled before its holder leaves. `internal`: held, but never filled.
@@ -110,6 +113,8 @@ class Result:
         DetailError
             The run did not keep who held how much when.
         """
+        import pandas as pd
+
         self.require_detail("waste()")
         steps, size = self.steps, self.page_size
         live, cached = steps.live_pages * size, steps.cached_pages * size
@@ -141,7 +146,7 @@ class Result:
 
     def meets(
         self, *, ttft_s: float | None = None, tpot_s: float | None = None, e2e_s: float | None = None
-    ) -> pd.Series:
+    ) -> "pd.Series":
         """Return, for each row of `requests`, whether it came to its end within every limit (seconds).
 
         A TTFT or TPOT that is not given is the request's own target, if it has one; an undefined TPOT breaks no limit.
@@ -175,7 +180,7 @@ class Result:
     def _per_s(self, count: int) -> float:
         return count / self.duration_s if self.duration_s else NAN
 
-    def summary(self) -> pd.Series:
+    def summary(self) -> "pd.Series":
         """Return the run in figures; latencies are those of the finished requests.
 
         `mean_seqs` is the mean batch: requests computed in a step, padding included. `wasted_seats` is the share of
@@ -186,6 +191,8 @@ class Result:
         steps in which that limit kept out something that the policy asked for. Without `detail` the figures of `itl_s`
         are NaN.
         """
+        import pandas as pd
+
         done, weight = self.finished, self.steps.num_steps
         total = {name: float((self.steps[name] * weight).sum()) for name in self.steps}
         tokens, num_steps = int(done.output_tokens.sum()), int(weight.sum())

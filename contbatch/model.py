@@ -96,6 +96,17 @@ class ModelConfig:
         _require(extra_ok, "extra_eos_token_ids", self.extra_eos_token_ids, limit)
 
 
+def rotary_tables(config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return cos and sin, float64 (max_position, rotary_dim/2), of position · rope_theta^(-2i/rotary_dim).
+
+    Source: Su et al. 2021, "RoFormer", section 3.2.2.
+    """
+    rotary_dim = config.rotary_dim or config.head_size
+    frequencies = config.rope_theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = np.arange(config.max_position)[:, None] * frequencies
+    return np.cos(angles), np.sin(angles)
+
+
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight that a model of this configuration has, in the order they are used."""
     hidden, head = config.hidden_size, config.head_size

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-import pandas as pd
-
 from contbatch.life import Life, TokenTimes
 from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
@@ -207,6 +205,8 @@ class Recorder:
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
+        import pandas as pd
+
         steps = self._steps.frame()
         if self.detail:
             steps["internal_slots"] = self._unused.of(steps.step.to_numpy())

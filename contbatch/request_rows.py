@@ -1,12 +1,14 @@
 """Rows of the requests that left: what is noted of each, and the table worked out from all of them at once."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from contbatch.life import TokenTimes
 from contbatch.request import Request
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOTED = [
     *("request_id", "sample", "client_id", "arrival_s", "admitted_s", "first_token_s", "finished_s", "generated_s"),
@@ -51,8 +53,10 @@ class RequestRows:
             )
         )
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """Make the table of what was added so far."""
+        import pandas as pd
+
         noted = zip(*self._rows, strict=True) if self._rows else ((),) * len(NOTED)
         rows: dict[str, Any] = {name: list(values) for name, values in zip(NOTED, noted, strict=True)}
         rows |= {name: np.array(values, np.float64) for name, values in rows.items() if name.endswith("_s")}

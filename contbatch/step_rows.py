@@ -1,12 +1,14 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from contbatch.stretch import Stretch
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTS = [
     *("seats", "held_seats", "waiting", "seqs", "tokens", "prefill_tokens"),
@@ -63,8 +65,10 @@ class StepRows:
         if not self.detail and len(self._starts) >= SUMMED:
             self._sum_up()
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """Make the table of what was added so far; `internal_slots` is yet to be filled in."""
+        import pandas as pd
+
         if self.detail:
             return pd.DataFrame(self._columns(), copy=False)
         self._sum_up()

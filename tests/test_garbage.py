@@ -1,6 +1,9 @@
 """A simulation changes how often garbage is looked for, and changes it back."""
 
+import ctypes
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +54,29 @@ def test_the_last_of_several_puts_it_back(thresholds):
     assert gc.get_threshold() == (MADE, 11, 12)
     second.__exit__(None, None, None)
     assert gc.get_threshold() == (700, 11, 12)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="of glibc alone")
+def test_freed_memory_goes_back_to_the_system():
+    """A block that stays on top of the heap keeps what was freed below it: 128 MB here."""
+    script = """
+import ctypes
+from contbatch.garbage import give_back_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+before = resident()
+*blocks, last = [libc.malloc(64_000) for _ in range(2000)]
+for block in blocks:
+    ctypes.memset(block, 1, 64_000)
+for block in blocks:
+    libc.free(ctypes.c_void_p(block))
+kept = resident() - before
+give_back_memory()
+print(kept, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    kept, left = map(float, done.stdout.split())
+    assert kept > 100
+    assert left < 20

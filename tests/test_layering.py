@@ -101,6 +101,12 @@ def test_the_simulating_engine_needs_no_model_runtime():
     assert loaded & (HEAVY - {"numpy", "pandas", "pyarrow", "tqdm"}) == set()
 
 
+def test_who_only_answers_holds_neither_tables_nor_the_writer_of_graphs_in_memory():
+    """pandas with pyarrow takes 57 MB, onnx_ir with sympy 38."""
+    loaded = loaded_by("import contbatch.llm, contbatch.runners.cpu")
+    assert loaded & {"pandas", "pyarrow", "onnx_ir", "sympy", "matplotlib"} == set()
+
+
 def test_every_public_name_exists():
     code = "import contbatch as cb; [getattr(cb, n) for n in cb.__all__]; assert set(cb.__all__) <= set(dir(cb))"
     subprocess.run([sys.executable, "-c", code], check=True)

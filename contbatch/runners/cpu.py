@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from contbatch.checks import is_int, require, require_counts
 from contbatch.errors import InvalidRequestError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
-from contbatch.graph import rotary_tables
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
+from contbatch.model import rotary_tables
 from contbatch.plugins.paged_attention.cpu import plan_step
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
+from contbatch.runners.mapped_weights import MappedWeights
 from contbatch.step import PageMove
 
 KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "int8"}
@@ -85,9 +86,13 @@ class CPUModel:
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
+        self._weights: MappedWeights | None = None
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
-                self._request = compiled(str(Path(path)), self.config, self._pages, precision, num_threads, observed)
+                self._request, self._weights = compiled(
+                    str(Path(path)), self.config, self._pages, precision, num_threads, observed
+                )
+            self._packed_for: set[tuple[int, ...]] = set()
             self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
@@ -108,8 +113,8 @@ class CPUModel:
             return {name: self._request.get_tensor(name).data.copy() for name in self._observed}
 
     def _forward(self, inputs: Mapping[str, np.ndarray], invariant: bool) -> NDArray[np.float32]:
-        pages, config = self._pages, self.config
-        if pages is None:
+        pages, weights, config = self._pages, self._weights, self.config
+        if pages is None or weights is None:
             raise RunnerError("forward() after close()")
         require_valid(inputs, config.vocab_size)
         if invariant:  # one row times packed weights is added up in another order than several
@@ -127,6 +132,9 @@ class CPUModel:
             rotary_interleaved=int(config.rotary_interleaved),
             num_threads=self.num_threads,
         )
+        # OpenVINO packs weights in other ways for few rows than for many, when such a step comes.
+        sizes = tuple(inputs[name].size.bit_length() for name in KEPT_INPUTS)
+        pages.between_layers = None if sizes in self._packed_for else weights.release
         pages.error = None
         try:
             self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
@@ -135,6 +143,9 @@ class CPUModel:
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
                 cause = KeyboardInterrupt()
             raise cause or RunnerError(f"OpenVINO failed: {error}") from None
+        if pages.between_layers is not None:
+            self._packed_for.add(sizes)
+            weights.release()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
 
@@ -148,4 +159,4 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
-            self._request = self._pages = self._nodes = None
+            self._request = self._pages = self._nodes = self._weights = None

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from weakref import proxy
 
@@ -14,6 +15,7 @@ from openvino.passes import ConstantFolding, Manager
 from contbatch.errors import ModelFileError
 from contbatch.model import ModelConfig
 from contbatch.runners.cpu_pages import CPUPages
+from contbatch.runners.mapped_weights import MappedWeights
 
 KEPT_INPUTS = ("input_ids", "logits_indices")
 """Inputs that OpenVINO sees; the others describe the step to the attention kernel alone."""
@@ -58,6 +60,8 @@ class _Attention(ov.Op):  # type: ignore[misc]
             qkv = inputs[0].data
             outputs[0].shape = [len(qkv), self._width]
             pages.attend(self._layer, qkv, outputs[0].data)
+            if pages.between_layers is not None:
+                pages.between_layers()
         except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
             pages.error = error
             return False
@@ -66,7 +70,7 @@ class _Attention(ov.Op):  # type: ignore[misc]
 
 def compiled(
     path: str, config: ModelConfig, pages: CPUPages, precision: str, num_threads: int | None, observed: Sequence[str]
-) -> ov.InferRequest:
+) -> tuple[ov.InferRequest, MappedWeights]:
     """Compile the graph with its attention nodes working on `pages`; the caches are no inputs any more.
 
     Raises `ModelFileError` where OpenVINO can't read it. See `contbatch.runners.cpu.CPUModel` for the arguments.
@@ -86,6 +90,7 @@ def compiled(
         graph = frontend.convert(frontend.load(path))
     except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
         raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
+    weights = MappedWeights(Path(f"{path}.data"), graph)
     for result in graph.get_results()[1:]:  # the first is the logits
         graph.remove_result(result)
     for parameter in graph.get_parameters():
@@ -105,7 +110,9 @@ def compiled(
     }
     if num_threads is not None:
         options["INFERENCE_NUM_THREADS"] = num_threads
-    return core().compile_model(graph, "CPU", options).create_infer_request()
+    request = core().compile_model(graph, "CPU", options).create_infer_request()
+    weights.release()
+    return request, weights
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The KV pages of the CPU runner."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class CPUPages:
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
         self.plan: StepPlan | None = None
         self.error: BaseException | None = None
+        self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
         """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
 
