@@ -76,7 +76,9 @@ def table_of(engines: list[EngineProcess], *, equal: bool) -> str:
     """Return a row for each engine: its figures, or why it has none."""
     columns = ["min", "median", "max", "vs peer", "steps", "host"] + (["decode", "model"] if equal else [])
     rows = [f"{'output tokens/s':52}" + "".join(f"{column:>9}" for column in columns)]
-    peers = [statistics.median(engine.rates()) for engine in engines if engine.is_peer and engine.runs]
+    peers = [
+        statistics.median(engine.rates()) for engine in engines if engine.is_peer and engine.runs and not engine.failure
+    ]
     for engine in engines:
         if not engine.runs or engine.failure:
             rows.append(f"{engine.name:52} failed: {engine.failure or 'no run'}")

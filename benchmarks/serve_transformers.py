@@ -6,6 +6,7 @@ pages. It works in a thread of its own, so that its steps can't be counted.
 
 import sys
 from time import perf_counter
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -31,7 +32,8 @@ def main() -> None:
     manager.start()
 
     def run() -> dict[str, float]:
-        began, done = perf_counter(), []
+        done: list[Any] = []
+        began = perf_counter()
         for prompt, length in zip(prompts, lengths, strict=True):
             manager.add_request(prompt, max_new_tokens=length, record_timestamps=True, eos_token_id=-1)
         while len(done) < len(prompts):

