@@ -5,9 +5,11 @@ decoding calls, in a loop like that of its server: each step takes a token of ev
 the prompts that wait as fit. Precision "file" has the weights as they are in the file; others are made of it.
 """
 
+import os
 import sys
 from ctypes import byref
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +18,8 @@ import numpy as np
 from workload import WORKLOADS, serve, timed
 
 SEATS = {"common": 16, "equal": 64}
+UNIFIED = ("common",)
+"""Where all sequences share one cache: else only those on neighbouring seats are computed together."""
 FILE_TYPES = {"f32": cpp.LLAMA_FTYPE_ALL_F32, "bf16": cpp.LLAMA_FTYPE_MOSTLY_BF16}
 
 
@@ -46,10 +50,10 @@ class Server:
     def step(self) -> bool:
         while self.free and self.waiting:
             self.running.append(self.waiting.pop(0))
-            self.running[-1].seat = self.free.pop()
+            self.running[-1].seat = heappop(self.free)
         self.batch.n_tokens = 0
         rows = []
-        for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.computed > 1):
+        for sequence in sorted(self.running, key=lambda s: (len(s.tokens) - s.computed > 1, s.seat)):
             for place in range(sequence.computed, len(sequence.tokens)):
                 if self.batch.n_tokens == self.budget:
                     break
@@ -76,7 +80,7 @@ class Server:
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.free.append(sequence.seat)
+        heappush(self.free, sequence.seat)
         cpp.llama_memory_seq_rm(cpp.llama_get_memory(self.context), sequence.seat, -1, -1)
 
 
@@ -89,7 +93,7 @@ def load(path: str, precision: str) -> object:
             if cpp.llama_model_quantize(source.encode(), path.encode(), byref(options)):
                 raise SystemExit(f"llama.cpp can't make {precision} of {source}")
         options = cpp.llama_model_default_params()
-        options.use_mmap = precision not in FILE_TYPES
+        options.use_extra_bufts = False  # its AMX kernel for Q4_1 ends in a segmentation fault
         return cpp.llama_model_load_from_file(path.encode(), options)
 
 
@@ -103,8 +107,8 @@ def main() -> None:
     seats, longest = SEATS[workload], max(len(p) + n for p, n in zip(prompts, lengths, strict=True))
     options = cpp.llama_context_default_params()
     options.n_seq_max, options.n_ctx = seats, seats * -(-longest // 256) * 256
-    options.n_batch = options.n_ubatch = budget
-    options.n_threads = options.n_threads_batch = len(__import__("os").sched_getaffinity(0))
+    options.n_batch, options.n_ubatch, options.kv_unified = budget, 512, workload in UNIFIED
+    options.n_threads = options.n_threads_batch = len(os.sched_getaffinity(0))
     context = cpp.llama_init_from_model(model, options)
     vocab_size = cpp.llama_vocab_n_tokens(cpp.llama_model_get_vocab(model))
     server = Server(context, vocab_size, budget, list(range(seats)))
