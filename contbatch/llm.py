@@ -93,7 +93,6 @@ class LLM:
             self._identity = {"model": source.name, "backend": backend, **options}
             self.tokenizer = load_tokenizer(source)
             self.runner = BACKENDS[backend](source, self._limits, **options)
-        self._identity["kv_dtype"] = getattr(self.runner.model, "kv_dtype", kv_dtype)
         self.config = self.runner.model.config
         self._limits |= {"max_model_len": self.config.max_position, "num_pages": self.runner.model.num_pages}
         self._engine = TextEngine(partial(new_engine, self.runner, self.policy, self._limits), self.tokenizer)
@@ -225,7 +224,7 @@ class LLM:
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""
-        return {**self._identity, **self._limits}
+        return {**self._identity, "kv_dtype": getattr(self.runner.model, "kv_dtype", None), **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""
