@@ -1,99 +1,134 @@
-"""Output tokens/s on the common workload: this project's precisions and any peer, in turns within one run.
+"""Output tokens/s of this project's precisions and policies, and of any peer, in turns within one run.
 
-    python benchmarks/cpu.py --peer openvino_genai=PYTHON --rounds 5
+    python benchmarks/cpu.py --peer openvino_genai=PYTHON --peer vllm=PYTHON --rounds 5
+    python benchmarks/cpu.py --equal --peer llama_cpp=PYTHON
 
-PYTHON is the interpreter of a virtual environment that has the peer. Every engine is a process of its own that sleeps
-while another one runs; each warms up once and then runs once a round. Machines drift: compare within one run only.
-W8A8 has no like in OpenVINO GenAI but its "f32", which computes in 8 bits where weights are packed; it meets both.
+PYTHON is the interpreter of a virtual environment that has the peer: openvino_genai, vllm, llama_cpp or transformers
+(see serve_*.py for what to install). Every engine is a process of its own that sleeps while another one runs; each
+warms up once and then runs once a round. Machines drift: compare within one run only. `vs peer` is the median against
+that of the fastest peer.
+
+W8A8 has no like among them. It meets all they have: OpenVINO GenAI's "f32", which computes in 8 bits where weights are
+packed, llama.cpp's "file", which does so too, and bf16.
+
+--equal: 64 prompts of 64 tokens in one step, then 32 steps of 64 decodes each. `decode` counts the tokens of those 32
+by their time, host included, `model` by that of the model's steps alone. llama-batched-bench gave 705 tokens/s there
+(bf16, a single run on two cores of an AMD Zen 4; llama.cpp b11434).
 """
 
 import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import huggingface_copy
+from engine_process import EngineProcess
+from workload import SEATS
 
 from contbatch.catalog import fetch
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = "engine", "tokens/s min", "median", "max", "vs peer", "steps", "host"
-KINDS = {"bf16": (["bf16"], ["bf16"]), "f32": (["f32"], ["f32"]), "w8a8": (["f32", "bf16"], ["int8", "bf16"])}
-"""By precision: what peers are asked for, and the types of our pages."""
+PEERS = {
+    "openvino_genai": {"f32": ["f32"], "bf16": ["bf16"], "w8a8": ["f32", "bf16"]},
+    "vllm": {"f32": ["f32"], "bf16": ["bf16"], "w8a8": ["bf16"]},
+    "llama_cpp": {"f32": ["f32", "file"], "bf16": ["bf16"], "w8a8": ["bf16", "file"]},
+    "transformers": {"f32": ["f32"], "bf16": ["bf16"], "w8a8": ["bf16"]},
+}
+"""What each peer is asked for beside each of our precisions."""
+FROM_DIRECTORY = ("vllm", "transformers")
+"""These read a Hugging Face directory, which is made of the same file."""
+KV_DTYPES = {"f32": ["f32"], "bf16": ["bf16"], "w8a8": ["int8", "bf16"]}
+POLICIES = {"static": 8, "continuous": 8, "chunked": SEATS}
+"""Seats of each: static and continuous batching have as many, peers as many as the last. See serve_contbatch.py."""
+BATCHED_BENCH = 705
 
 
-class Server:
-    """An engine in a process: one line in, one run's figures out."""
-
-    def __init__(self, name: str, command: list[str], *, is_peer: bool) -> None:
-        self.name, self.is_peer = name, is_peer
-        self.runs: list[dict[str, float]] = []
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self) -> dict[str, float]:
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write("run\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                figures: dict[str, float] = json.loads(line)
-                return figures
-        raise SystemExit(f"{self.name} ended with exit status {self.process.wait()}")
-
-    def rates(self) -> list[float]:
-        return sorted(run["tokens"] / run["seconds"] for run in self.runs)
+def peer_of(text: str) -> tuple[str, str]:
+    """Read NAME=PYTHON."""
+    name, _, python = text.partition("=")
+    if name not in PEERS or not python:
+        raise argparse.ArgumentTypeError(f"must be NAME=PYTHON with one of {', '.join(PEERS)}, got {text!r}")
+    return name, python
 
 
-def servers(model: str, precision: str, peers: list[str], policies: list[str]) -> list[Server]:
-    found = []
-    hints, kv_dtypes = KINDS[precision]
-    for name, _, python in (peer.partition("=") for peer in peers):
-        for hint in hints:
-            command = [python, str(HERE / f"serve_{name}.py"), model, hint]
-            found.append(Server(f"{name} {hint}", command, is_peer=True))
-    for kv_dtype in kv_dtypes:
-        for policy in policies:
-            command = [sys.executable, str(HERE / "serve_contbatch.py"), model, precision, kv_dtype, policy]
-            found.append(Server(f"contbatch {precision}, {kv_dtype} pages, {policy}", command, is_peer=False))
+def engines_of(options: argparse.Namespace, precision: str, model: Path, directory: Path) -> list[EngineProcess]:
+    """Start every engine that a precision is compared with, then ours."""
+    found, workload = [], "equal" if options.equal else "common"
+    for name, python in options.peer:
+        for kind in PEERS[name][precision]:
+            source = directory if name in FROM_DIRECTORY else model
+            command = [python, str(HERE / f"serve_{name}.py"), str(source), kind, workload]
+            found.append(EngineProcess(f"{name} {kind}", command, is_peer=True, timeout_s=options.timeout))
+    ours = [(kv_dtype, policy) for kv_dtype in KV_DTYPES[precision] for policy in options.policies]
+    for kv_dtype, policy in ours:
+        seats = str(SEATS if options.equal else POLICIES[policy])
+        arguments = [str(model), precision, workload, kv_dtype, policy, seats]
+        name = f"contbatch {precision}, {kv_dtype} pages, {policy}, {seats} seats"
+        command = [sys.executable, str(HERE / "serve_contbatch.py"), *arguments]
+        found.append(EngineProcess(name, command, is_peer=False, timeout_s=options.timeout))
     return found
+
+
+def table_of(engines: list[EngineProcess], *, equal: bool) -> str:
+    """Return a row for each engine: its figures, or why it has none."""
+    columns = ["min", "median", "max", "vs peer", "steps", "host"] + (["decode", "model"] if equal else [])
+    rows = [f"{'output tokens/s':52}" + "".join(f"{column:>9}" for column in columns)]
+    peers = [
+        statistics.median(engine.rates()) for engine in engines if engine.is_peer and engine.runs and not engine.failure
+    ]
+    for engine in engines:
+        if not engine.runs or engine.failure:
+            rows.append(f"{engine.name:52} failed: {engine.failure or 'no run'}")
+            continue
+        low, middle, high = engine.rates()[0], statistics.median(engine.rates()), engine.rates()[-1]
+        ratio = middle / max(peers) if peers else float("nan")
+        row = f"{engine.name:52}{low:9.0f}{middle:9.0f}{high:9.0f}{ratio:8.2f}x"
+        row += f"{engine.median('steps'):9.0f}{engine.median('host'):9.1%}"
+        if equal:
+            decoded = engine.median("tokens") - SEATS
+            row += "".join(f"{decoded / engine.median(name):9.0f}" for name in ("decode_s", "model_s"))
+        rows.append(row.replace("nanx", "   -").replace("nan%", "   -").replace("nan", "  -"))
+    if equal:
+        rows.append(f"llama-batched-bench, bf16, elsewhere (see --help): decode {BATCHED_BENCH}")
+    return "\n".join(rows)
+
+
+def record_of(precision: str, engines: list[EngineProcess], *, equal: bool) -> str:
+    """Return every run's figures as a line of JSON."""
+    told = {e.name: {"runs": e.runs, "failure": e.failure, "is_peer": e.is_peer} for e in engines}
+    return json.dumps({"workload": "equal" if equal else "common", "precision": precision, "engines": told})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--precisions", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--peer", action="append", default=[], help="openvino_genai=PYTHON")
-    parser.add_argument("--policies", nargs="+", default=["ChunkedPrefill"])
+    parser.add_argument("--model", default="smollm2-135m", help="a name of the catalogue, or a GGUF file")
+    parser.add_argument("--precisions", nargs="+", choices=KV_DTYPES, default=list(KV_DTYPES))
+    parser.add_argument("--peer", action="append", default=[], type=peer_of, metavar="NAME=PYTHON")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["chunked"])
+    parser.add_argument("--equal", action="store_true", help="64 equal requests in place of the common workload")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write every run's figures here")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds to wait for a run before giving up on it")
+    parser.add_argument("--json", type=Path, help="append every run's figures, a line a precision")
     options = parser.parse_args()
-    for precision in options.precisions:
-        engines = servers(str(fetch(options.model)), precision, options.peer, options.policies)
-        for engine in engines:
-            engine.run()
-        for _ in range(options.rounds):
+    model = fetch(options.model)
+    with TemporaryDirectory() as folder:
+        if any(name in FROM_DIRECTORY for name, _ in options.peer):
+            huggingface_copy.write(model, Path(folder))
+        for precision in options.precisions:
+            engines = engines_of(options, precision, model, Path(folder))
+            for nth in range(1 + options.rounds):
+                for engine in engines:
+                    engine.run(keep=nth > 0)
             for engine in engines:
-                engine.runs.append(engine.run())
-        for engine in engines:
-            engine.process.kill()
-        report(precision, engines, options.json)
-
-
-def report(precision: str, engines: list[Server], target: Path | None) -> None:
-    print(f"\n{precision}, {platform.machine()}, {len(engines[0].runs)} rounds in turns")
-    print("{:46} {:>12} {:>8} {:>8} {:>9} {:>6} {:>6}".format(*COLUMNS))
-    best = max(statistics.median(e.rates()) for e in [e for e in engines if e.is_peer] or engines[:1])
-    for engine in engines:
-        low, middle, high = engine.rates()[0], statistics.median(engine.rates()), engine.rates()[-1]
-        host = statistics.median(run.get("host", float("nan")) for run in engine.runs)
-        row = f"{engine.name:46} {low:12.0f} {middle:8.0f} {high:8.0f} {middle / best:8.2f}x"
-        print(f"{row} {engine.runs[-1]['steps']:6.0f} {host:6.1%}")
-    if target is not None:
-        rows = {engine.name: engine.runs for engine in engines}
-        with target.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"precision": precision, "runs": rows}) + "\n")
+                engine.close()
+            print(f"\n{precision}, {platform.machine()}, {options.rounds} rounds in turns")
+            print(table_of(engines, equal=options.equal), flush=True)
+            if options.json is not None:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(record_of(precision, engines, equal=options.equal) + "\n")
 
 
 if __name__ == "__main__":

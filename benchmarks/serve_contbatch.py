@@ -1,26 +1,44 @@
-"""contbatch on the common workload, one run per line of standard input; see cpu.py.
+"""contbatch; see cpu.py. Arguments: MODEL PRECISION WORKLOAD KV_DTYPE POLICY SEATS."""
 
-Arguments: MODEL PRECISION KV_DTYPE POLICY.
-"""
-
-import json
 import sys
 
-from workload import common_workload
+from workload import WORKLOADS, serve
 
 import contbatch as cb
 
 
 def main() -> None:
-    model, precision, kv_dtype, policy = sys.argv[1:]
-    llm = cb.LLM(model, precision=precision, kv_dtype=kv_dtype, num_pages=1200)
-    prompts, lengths = common_workload()
+    model, precision, workload, kv_dtype, policy, seats = sys.argv[1:]
+    prompts, lengths, budget = WORKLOADS[workload]()
+    llm = cb.LLM(
+        model,
+        precision=precision,
+        kv_dtype=kv_dtype,
+        num_pages=1200,
+        max_num_seqs=int(seats),
+        max_num_batched_tokens=budget,
+        policy={
+            "static": cb.StaticBatching(batch_size=int(seats)),
+            "continuous": cb.ContinuousBatching(),
+            "chunked": cb.ChunkedPrefill(),
+        }[policy],
+    )
     sampling = [cb.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
-    for _ in sys.stdin:
-        result = llm.run(llm.requests(prompts, sampling), getattr(cb, policy)())
-        figures = result.summary()
-        row = {"seconds": figures.duration_s, "tokens": figures.output_tokens, "steps": figures.steps}
-        print(json.dumps(row | {"host": result.steps.host_s.sum() / figures.duration_s}), flush=True)
+
+    def run() -> dict[str, float]:
+        result = llm.run(llm.requests(prompts, sampling))
+        figures, steps = result.summary(), result.steps
+        later = steps[1:]
+        return {
+            "seconds": figures.duration_s,
+            "tokens": int(figures.output_tokens),
+            "steps": int(figures.steps),
+            "host": steps.host_s.sum() / figures.duration_s,
+            "decode_s": (later.elapsed_s + later.host_s).sum(),
+            "model_s": later.elapsed_s.sum(),
+        }
+
+    serve(run)
 
 
 if __name__ == "__main__":

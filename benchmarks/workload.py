@@ -1,11 +1,46 @@
-"""The common workload: 64 requests at once, 4,676 prompt tokens, 4,538 output tokens, the end token ignored."""
+"""What the engines of cpu.py are given, and how they tell what they took. Needs numpy alone, in any environment."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from time import perf_counter
 
 import numpy as np
 
+Load = tuple[list[list[int]], list[int], int]
+"""Prompts as token ids, how many tokens to generate for each, and the token budget of a step."""
+SEATS = 64
 
-def common_workload() -> tuple[list[list[int]], list[int]]:
-    """Return prompts (16 to 128 random token ids each) and output lengths (geometric, mean about 64, 4 to 256)."""
+
+def common() -> Load:
+    """64 requests at once: prompts of 16 to 128 random tokens, 4 to 256 to generate (geometric, mean about 64).
+
+    4,676 prompt and 4,538 output tokens.
+    """
     rng = np.random.default_rng(0)
-    prompt_lengths = rng.integers(16, 129, 64)
-    output_lengths = np.clip(rng.geometric(1 / 64, 64), 4, 256).tolist()
-    return [rng.integers(1000, 40000, n).tolist() for n in prompt_lengths], output_lengths
+    prompt_lengths = rng.integers(16, 129, SEATS)
+    output_lengths = np.clip(rng.geometric(1 / 64, SEATS), 4, 256).tolist()
+    return [rng.integers(1000, 40000, n).tolist() for n in prompt_lengths], output_lengths, 512
+
+
+def equal() -> Load:
+    """64 equal requests, all prompts of 64 tokens in one step: then 32 steps of 64 decodes each, and nothing else."""
+    return np.random.default_rng(0).integers(1000, 40000, (SEATS, 64)).tolist(), [33] * SEATS, 64 * SEATS
+
+
+WORKLOADS: dict[str, Callable[[], Load]] = {"common": common, "equal": equal}
+
+
+def timed(add: Callable[[], None], step: Callable[[], bool]) -> dict[str, float]:
+    """Add requests and step until `step` is False: seconds of all, seconds of the steps after the first, steps."""
+    began, ends = perf_counter(), []
+    add()
+    while step():
+        ends.append(perf_counter())
+    return {"seconds": ends[-1] - began, "decode_s": ends[-1] - ends[0], "steps": len(ends)}
+
+
+def serve(run: Callable[[], dict[str, float]], lines: Iterable[str] = sys.stdin) -> None:
+    """Run once for each line, and answer with a line of JSON: at least `seconds` and `tokens`."""
+    for _ in lines:
+        print(json.dumps(run()), flush=True)

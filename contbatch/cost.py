@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol
 
 from contbatch.checks import require_seconds
 from contbatch.errors import CostModelError
@@ -34,7 +35,14 @@ def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], flo
     if "seconds_by_context" in vars(type(cost)):
         quick: Callable[[int], float] = cost.seconds_by_context(shape)  # type: ignore[attr-defined]
         return quick
-    return lambda context: cost.seconds(shape._replace(decode_context=context))
+    return lambda context: require_number(cost, "seconds", cost.seconds(shape._replace(decode_context=context)))
+
+
+def require_number(cost: CostModel, name: str, value: Any) -> float:
+    """Return what a cost model said; `CostModelError`, which names both, if it is no number."""
+    if type(value) is not float and not isinstance(value, Real):  # numpy's are, but to ask takes longer
+        raise CostModelError(f"{name} of the cost model {cost!r:.80} must be a number of seconds, got {value!r}")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class TraceFileError(ContbatchError, ValueError):
 
 
 class CostModelError(ContbatchError, ValueError):
-    """Unknown hardware or model, an impossible split of it, or measurements that no cost model can be fitted to."""
+    """Unknown hardware or model, a split of it that can't be, a time that is no number, or too little to fit to."""
 
 
 class MissingDependencyError(ContbatchError, ImportError):

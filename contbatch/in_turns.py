@@ -69,14 +69,15 @@ def run_in_turns(experiments: Iterable[Experiment], *, log: bool = False) -> lis
     Raises
     ------
     ExperimentError
-        There is no LLM, or more than one, or too few pages.
+        Something is no experiment; there is no LLM, or more than one, or too few pages.
     RunnerError
         Another call on the LLM is still going on.
     """
     given = list(experiments)
     llm, pages = _llm_of(given), _pages_of(given)
     firsts = np.cumsum([0, *pages]).tolist()
-    told = [provenance_of(e.replace(num_pages=num)) for e, num in zip(given, pages, strict=True)]
+    used = llm.description() | {"num_host_pages": PagesFrom.num_host_pages}
+    told = [provenance_of(e.replace(num_pages=num), used) for e, num in zip(given, pages, strict=True)]
 
     def make(on_token: Callable[[Request], bool]) -> list[Engine]:
         return [
@@ -114,6 +115,8 @@ def _run(engines: Sequence[Engine], experiments: Sequence[Experiment]) -> None:
 
 
 def _llm_of(experiments: Sequence[Experiment]) -> "LLM":
+    for e in experiments:
+        require(isinstance(e, Experiment), "what runs in turns", e, "an Experiment", ExperimentError)
     llms = {id(e.backend): e.backend for e in experiments}
     require(len(llms) == 1, "backends of experiments that run in turns", len(llms), "the same LLM", ExperimentError)
     [llm] = llms.values()

@@ -224,7 +224,7 @@ class LLM:
 
     def description(self) -> dict[str, Any]:
         """Say which model this is and how it runs, for `Experiment.hash`."""
-        return {**self._identity, **self._limits}
+        return {**self._identity, "kv_dtype": getattr(self.runner.model, "kv_dtype", None), **self._limits}
 
     def output(self, request: Request) -> RequestOutput:
         """Return the answer of a request of `run` as far as it has come, its text cut before a stop string."""

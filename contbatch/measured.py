@@ -46,7 +46,7 @@ class Measured(Linear):
         the real run. Least squares with coefficients ≥ 0 (Lawson and Hanson 1974), of errors relative to the prediction
         (reweighted in turn; McCullagh and Nelder 1989, ch. 8): relative to the measurement, slow steps would count
         less than fast ones, and a noisy machine would look faster than it is. So warm up first, or leave the first
-        steps out.
+        steps out; none between, as a step's cost hangs on the number of tokens in the one before.
 
         Parameters
         ----------
@@ -58,7 +58,8 @@ class Measured(Linear):
         Raises
         ------
         CostModelError
-            Too few steps, columns missing, a time that is not > 0, or too little variety to tell the costs apart.
+            Too few steps, columns missing, numbers of steps that leave some out, a time that is not > 0, or too little
+            variety to tell the costs apart.
         """
         require(is_int(folds, 2, MIN_STEPS), "folds", folds, f"an integer in [2, {MIN_STEPS}]", CostModelError)
         steps = _steps_of(run)
@@ -103,6 +104,14 @@ def _steps_of(run: Result | pd.DataFrame) -> pd.DataFrame:
         raise CostModelError(f"the steps lack the column {missing[0]!r}; needed are {', '.join(columns)}")
     if "num_steps" in steps and (steps["num_steps"] != 1).any():
         raise CostModelError("each row must be a single step: run with detail=True")
+    if "step" in steps:
+        gaps = np.flatnonzero(steps["step"].diff() > 1)  # where it falls, another run begins
+        if gaps.size:
+            last, following = steps["step"].iloc[gaps[0] - 1 : gaps[0] + 1]
+            raise CostModelError(
+                f"step {following} follows step {last}: rows between them are missing or in another order, "
+                "so that nobody can tell which steps changed their number of tokens"
+            )
     return steps.assign(resized=steps["tokens"].diff() != 0)
 
 

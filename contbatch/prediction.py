@@ -1,6 +1,6 @@
 """How far a simulated run is from the measured runs that it predicts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pandas as pd
 
@@ -32,9 +32,12 @@ def prediction_errors(simulated: Result, measured: Sequence[Result], figures: Se
     Raises
     ------
     InvalidRequestError
-        There is no measured run.
+        There is no measured run, or something is no `Result`.
     """
-    require(len(measured) > 0, "measured", measured, "one run or more")
+    runs_ok = isinstance(measured, Collection) and len(measured) > 0
+    require(runs_ok, "measured", measured, "a list of one result or more")
+    for result in (simulated, *measured):
+        require(isinstance(result, Result), "what is compared", result, "a Result")
     runs = pd.DataFrame([run.summary()[list(figures)] for run in measured])
     table = pd.DataFrame({"measured": runs.median(), "simulated": simulated.summary()[list(figures)]})
     table["error"] = table.simulated / table.measured - 1

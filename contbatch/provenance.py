@@ -67,13 +67,17 @@ class Provenance:
         return digest(self.description)
 
 
-def provenance_of(experiment: "Experiment") -> Provenance:
+def provenance_of(experiment: "Experiment", backend: Mapping[str, Any] | None = None) -> Provenance:
     """Note where the result of an experiment that is about to run comes from.
+
+    `backend`: what describes its LLM, if the run has less than all of it.
 
     All but the workload, which may be long, is described at once: what is of one's own may change, and a result must
     not keep a model in memory.
     """
     told = {f.name: _tell(getattr(experiment, f.name)) for f in fields(experiment) if f.name != "workload"}
+    if backend is not None:
+        told["backend"] = describe(backend)
     told["type"] = f"{type(experiment).__module__}.{type(experiment).__qualname__}"
     described = partial(_described, told, experiment.workload)
     title, seed = title_of_runs([experiment]), _seed(experiment.workload)

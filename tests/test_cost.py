@@ -1,12 +1,15 @@
 """Cost models against arithmetic done by hand, from the figures of data sheets and papers."""
 
 import math
+import re
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import contbatch as cb
 from contbatch.cost import Linear, seconds_by_context
 from contbatch.errors import CostModelError
 from contbatch.hardware import HARDWARE, Hardware, hardware
@@ -245,6 +248,52 @@ def test_bad_models_are_refused():
 
 
 # ---- linear ------------------------------------------------------------------------------------------------------
+
+
+class Words(Linear):
+    """A cost model of one's own, one of whose answers is no number."""
+
+    def __init__(self, **wrong):
+        super().__init__(step_s=0.1)
+        object.__setattr__(self, "wrong", wrong)
+
+    def __repr__(self):
+        return "Words()"
+
+    def seconds(self, shape):
+        wrong = "decode" if shape.decode_context else "prefill"
+        return self.wrong.get(wrong, super().seconds(shape))
+
+    def swap_seconds(self, num_pages, page_size):
+        return self.wrong.get("swap", 0.0)
+
+
+@pytest.mark.parametrize("fast_forward", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prefill": "1 s"}, "seconds of the cost model Words() must be a number of seconds, got '1 s'"),
+        ({"decode": None}, "seconds of the cost model Words() must be a number of seconds, got None"),
+        ({"decode": 1j}, "seconds of the cost model Words() must be a number of seconds, got 1j"),
+        ({"swap": [1]}, "swap_seconds of the cost model Words() must be a number of seconds, got [1]"),
+        ({"resize_s": "1"}, "resize_s of the cost model Words() must be a number of seconds, got '1'"),
+    ],
+)
+def test_a_cost_model_of_ones_own_that_says_no_number_is_named(wrong, message, fast_forward):
+    load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=4, prompt=8, output=20)
+    cost = Words(**wrong)
+    if "resize_s" in wrong:
+        object.__setattr__(cost, "resize_s", wrong["resize_s"])
+    backend = cb.Simulated(cost=cost, kv_tokens=64)
+    with pytest.raises(CostModelError, match=re.escape(message)):
+        cb.simulate(load, backend=backend, page_size=4, num_host_pages=20, fast_forward=fast_forward)
+
+
+def test_a_cost_model_may_say_numbers_of_numpy():
+    load = cb.OpenLoop(arrivals=cb.arrivals.AllAtOnce(), num_requests=1, prompt=8, output=4)
+    for number in (1, np.float32(0.25), np.int64(2)):
+        backend = cb.Simulated(cost=Words(prefill=number), kv_tokens=64)
+        assert cb.simulate(load, backend=backend).duration_s == pytest.approx(number + 3 * 0.1)
 
 
 def test_linear_is_a_sum_of_its_terms():

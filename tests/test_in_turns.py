@@ -7,7 +7,7 @@ import pytest
 from tiny_llm import write_tiny
 
 import contbatch as cb
-from contbatch import in_turns
+from contbatch import in_turns, verification
 from contbatch.arrivals import AllAtOnce
 from contbatch.errors import ExperimentError, RunnerError
 from contbatch.lengths import Uniform
@@ -97,6 +97,8 @@ def test_what_can_not_take_turns_is_refused(llm):
         cb.run_in_turns(experiments(cb.Simulated()))
     with pytest.raises(ExperimentError, match="must be the same LLM, got 2"):
         cb.run_in_turns([*experiments(llm), *experiments(cb.Simulated())])
+    with pytest.raises(ExperimentError, match="what runs in turns must be an Experiment, got 1"):
+        cb.run_in_turns([*experiments(llm), 1])
     with pytest.raises(ExperimentError, match="must be the same LLM, got 0"):
         cb.run_in_turns([])
 
@@ -108,3 +110,20 @@ def test_provenance_tells_the_pages_that_each_had(llm):
     assert [result.provenance.description["num_pages"] for result in results] == [45, 30]
     with pytest.raises(ExperimentError, match="experiments that run in turns must be at most one for each of 90 pages"):
         cb.run_in_turns([given] * 91)
+
+
+def test_verify_swaps_no_more_than_the_run_did(tmp_path, tmp_path_factory, monkeypatch):
+    """The LLM has host pages, which runs that take turns do without."""
+    monkeypatch.setenv("CONTBATCH_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny(tmp_path_factory.mktemp("model"))
+    with cb.LLM(folder, num_pages=12, page_size=4, num_host_pages=12) as llm:
+        experiment = cb.Experiment(workload=at_once(3), policy=cb.ContinuousBatching(), backend=llm)
+        [result] = cb.run_in_turns([experiment])
+        assert cb.run(experiment).requests.preemptions.sum() > 0, "or nothing would be swapped"
+    result.save(tmp_path / "r")
+    again = []
+    run = verification.run
+    monkeypatch.setattr(verification, "run", lambda *args, **fields: again.append(run(*args, **fields)) or again[0])
+    assert cb.verify(tmp_path / "r", model=str(folder)).is_same
+    assert dict(again[0].provenance.description["backend"]["items"])["num_host_pages"] == 0
+    assert again[0].provenance.hash == result.provenance.hash

@@ -117,11 +117,19 @@ def rows(n=40, **columns):
         (rows(decode_context=0), "decode_context takes 1 value"),
         (rows(tokens=8), "tokens takes 1 value"),
         (rows(num_steps=7.0), "each row must be a single step"),
+        (rows(41, step=range(41)).drop(index=7), "step 8 follows step 6: rows between them are missing"),
+        (rows(step=[*range(20), 21, 20, *range(22, 40)]), "step 21 follows step 19"),
     ],
 )
 def test_rows_that_say_too_little_are_refused(steps, message):
     with pytest.raises(CostModelError, match=message):
         cb.Measured.fit(steps)
+
+
+def test_the_first_steps_may_be_left_out_and_runs_put_together(run):
+    later = run.steps.iloc[10:]
+    assert cb.Measured.fit(later).num_steps == len(later)
+    assert cb.Measured.fit(pd.concat([run.steps, later])).num_steps == 2 * len(run.steps) - 10
 
 
 @pytest.mark.parametrize("folds", [1, 31, 2.5])

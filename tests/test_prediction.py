@@ -38,5 +38,14 @@ def test_what_is_undefined_stays_so_and_other_figures_can_be_asked_for():
 
 
 def test_without_a_real_run_there_is_no_error():
-    with pytest.raises(InvalidRequestError, match=r"measured must be one run or more, got \[\]"):
+    with pytest.raises(InvalidRequestError, match=r"measured must be a list of one result or more, got \[\]"):
         cb.prediction_errors(ran(0.1), [])
+
+
+def test_what_is_no_list_of_results_is_named():
+    run = ran(0.1)
+    with pytest.raises(InvalidRequestError, match="measured must be a list of one result or more, got <Result: 4 of 4"):
+        cb.prediction_errors(run, run)
+    for simulated, measured in ((run, [run, "r"]), ("r", [run])):
+        with pytest.raises(InvalidRequestError, match="what is compared must be a Result, got 'r'"):
+            cb.prediction_errors(simulated, measured)

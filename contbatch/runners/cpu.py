@@ -82,7 +82,7 @@ class CPUModel:
         if (precision == "w8a8") != (metadata.get("quantization") == "w8a8"):
             raise UnsupportedModelError(f"{path}: precision {precision!r}, quantization {metadata.get('quantization')}")
         self.num_pages, self.page_size, self.num_host_pages = num_pages, page_size, num_host_pages
-        self.num_threads, self._precision = num_threads, precision
+        self.num_threads, self.kv_dtype, self._precision = num_threads, kv_dtype, precision
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed

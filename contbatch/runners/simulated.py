@@ -1,6 +1,6 @@
 """A runner without a model: it predicts how long a step takes, and makes tokens that mean nothing."""
 
-from contbatch.cost import CostModel
+from contbatch.cost import CostModel, require_number
 from contbatch.engine import StepResult
 from contbatch.request import Request
 from contbatch.step import SchedulerOutput
@@ -49,7 +49,7 @@ class SimulatedRunner:
 
     def resize_seconds(self, num_rows: int) -> float:
         """Return the seconds that the next step takes longer because the last one had another number of rows."""
-        resize_s: float = getattr(self.cost, "resize_s", 0.0)
+        resize_s = require_number(self.cost, "resize_s", getattr(self.cost, "resize_s", 0.0))
         return resize_s if num_rows != self.num_rows else 0.0
 
     def execute(self, step: SchedulerOutput) -> StepResult:
@@ -57,9 +57,11 @@ class SimulatedRunner:
         tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
         tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
         shape = StepShape.of(step.grants, step.decoders)
-        elapsed_s = self.cost.seconds(shape) + self.resize_seconds(shape.num_tokens)
+        elapsed_s = require_number(self.cost, "seconds", self.cost.seconds(shape))
+        elapsed_s += self.resize_seconds(shape.num_tokens)
         self.num_rows = shape.num_tokens
         if step.moves:
             num_swapped = sum(move.kind != "copy" for move in step.moves)
-            elapsed_s += self.cost.swap_seconds(num_swapped, self.page_size)
+            swap_s = self.cost.swap_seconds(num_swapped, self.page_size)
+            elapsed_s += require_number(self.cost, "swap_seconds", swap_s)
         return StepResult(tokens, elapsed_s)

@@ -67,15 +67,20 @@ def paged_attention(
         page, slot = block_table[s, position // page_size], position % page_size
         _store(caches, scales, (page, slot), (k_s, v[new]))
 
-        window = local_window_size if local_window_size > 0 else past + len(position)
-        seen = np.arange(max(0, past - window + 1), past + len(position))
-        visible = (seen <= position[:, None]) & (seen > position[:, None] - window)
+        seen, visible = _seen(position, local_window_size)
         page, slot = block_table[s, seen // page_size], seen % page_size
         k_s, v_s = (cache[page, slot].astype(np.float64) for cache in caches)
         if scales:
             k_s, v_s = (x * scale[page, slot, :, None] for x, scale in zip((k_s, v_s), scales, strict=True))
         output[new] = _attend(q_s, k_s, v_s, visible, scale, softcap)
     return output.reshape(len(query), num_heads * head_size).astype(query.dtype), *caches, *scales
+
+
+def _seen(position: np.ndarray, local_window_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions that any of a sequence's new tokens sees, and which of them each sees."""
+    window = local_window_size if local_window_size > 0 else position[-1] + 1
+    seen = np.arange(max(0, position[0] - window + 1), position[-1] + 1)
+    return seen, (seen <= position[:, None]) & (seen > position[:, None] - window)
 
 
 def _store(

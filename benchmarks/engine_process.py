@@ -1,0 +1,81 @@
+"""An engine of cpu.py in a process of its own, which sleeps while others run."""
+
+import json
+import statistics
+import subprocess
+from tempfile import TemporaryFile
+from threading import Timer
+
+
+class EngineProcess:
+    """One line in, one line of JSON with one run's figures out; see workload.serve.
+
+    `failure` is None, or why there are no figures: the interpreter is missing, or the process ended, said something
+    else or took longer than `timeout_s`. From then on it is left alone.
+    """
+
+    def __init__(self, name: str, command: list[str], *, is_peer: bool, timeout_s: float = 600) -> None:
+        self.name, self.is_peer, self.timeout_s = name, is_peer, timeout_s
+        self.runs: list[dict[str, float]] = []
+        self.failure: str | None = None
+        self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as the process)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            )
+        except OSError as error:
+            self.failure = f"{command[0]}: {error.strerror}"
+
+    def run(self, *, keep: bool = True) -> None:
+        """Run once, unless something went wrong before."""
+        if self.failure is not None:
+            return
+        timer = Timer(self.timeout_s, self._give_up)
+        timer.start()
+        try:
+            figures = self._answer()
+        finally:
+            timer.cancel()
+        if figures is None:
+            status = self._process.wait()
+            self._errors.seek(0)
+            last = [line.strip() for line in self._errors if line.strip()][-1:] or ["no message"]
+            self.failure = self.failure or f"exit status {status}: {last[0]}"
+        elif keep:
+            self.runs.append(figures)
+
+    def _give_up(self) -> None:
+        self.failure = f"no answer in {self.timeout_s:g} s"
+        self._process.kill()
+
+    def _answer(self) -> dict[str, float] | None:
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write("run\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        for line in self._process.stdout:  # libraries print there too
+            try:
+                figures = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(figures, dict) and figures.keys() >= {"seconds", "tokens"}:
+                return figures
+        return None
+
+    def close(self) -> None:
+        """End the process."""
+        if hasattr(self, "_process"):
+            self._process.kill()
+            self._process.communicate()
+        self._errors.close()
+
+    def rates(self) -> list[float]:
+        """Return the output tokens/s of each run, slowest first."""
+        return sorted(run["tokens"] / run["seconds"] for run in self.runs)
+
+    def median(self, figure: str) -> float:
+        """Return the median over runs of a figure, NaN if it has none."""
+        return statistics.median([run.get(figure, float("nan")) for run in self.runs])
