@@ -62,7 +62,9 @@ class Decoders:
         self._ends: list[tuple[int, int, _Decoder]] = []  # a heap: before which step, place, who
         self._num_takes = [0] * scheduler.pool.page_size
         """By step modulo the page size: who takes a page."""
-        self._num_joined = self._context = self._num_pages = 0
+        self._num_joined = self._num_pages = 0
+        self.context = 0
+        """Positions that they read in the next step."""
         self._ready_until = 0
         """Step before which they have the pages for all steps."""
         self._is_due = False
@@ -74,7 +76,7 @@ class Decoders:
     @property
     def sums(self) -> DecodeSums:
         """What the next step computes for them."""
-        return DecodeSums(len(self._decoders), self._context, self._num_pages)
+        return DecodeSums(len(self._decoders), self.context, self._num_pages)
 
     @property
     def next_end(self) -> int:
@@ -120,7 +122,7 @@ class Decoders:
         self._decoders[request] = decoder
         self._num_joined += 1
         heappush(self._ends, (now + steps, self._num_joined, decoder))
-        self._context += request.num_computed_tokens + 1
+        self.context += request.num_computed_tokens + 1
         self._num_pages += num_pages
         self.joined.append(request)
         return True
@@ -161,7 +163,7 @@ class Decoders:
         self._ends.clear()
         self.joined.clear()
         self._num_takes = [0] * pool.page_size
-        self._context = self._num_pages = self._ready_until = 0
+        self.context = self._num_pages = self._ready_until = 0
         self._is_due = False
 
     # ---- steps ---------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ class Decoders:
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
-        self._context += num_steps * len(self._decoders)
+        self.context += num_steps * len(self._decoders)
         num_ended, now = 0, self.scheduler.num_steps
         while self._ends and self._ends[0][0] <= now:
             decoder = heappop(self._ends)[-1]
@@ -195,7 +197,7 @@ class Decoders:
         del self._decoders[request]
         self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
-        self._context -= request.num_computed_tokens + 1
+        self.context -= request.num_computed_tokens + 1
         self._num_pages -= num_pages
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] -= 1

@@ -3,15 +3,14 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-import pandas as pd
-
 from contbatch.life import Life, TokenTimes
 from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
-from contbatch.step import DecodeSums, Grant, SchedulerOutput
-from contbatch.step_counts import count, count_carried
+from contbatch.segment_rows import SegmentRows
+from contbatch.step import Grant, SchedulerOutput
+from contbatch.step_counts import count
 from contbatch.step_ends import StepEnds
 from contbatch.step_rows import StepRows
 from contbatch.stretch import Stretch
@@ -20,7 +19,6 @@ from contbatch.unused_slots import UnusedSlots
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
-SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
 
 
@@ -49,7 +47,7 @@ class Recorder:
         self.release, self.num_pages, self.page_size, self.detail = release, num_pages, page_size, detail
         self._steps = StepRows(detail)
         self._requests = RequestRows()
-        self._segments: list[tuple[object, ...]] = []
+        self._segments = SegmentRows()
         self._token_s: dict[int | str, list[float]] = {}
         self._token_ids: dict[int | str, list[int]] = {}
         self._live: dict[int | str, Life] = {}
@@ -61,7 +59,8 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
-        self._carry(scheduler, step.step, now)
+        if scheduler.decoders is not None:
+            self.carry(scheduler.decoders.joined, step.step, now)
         for request in step.preempted:
             self._turn(request, "", step.step, now)
         tokens = {"prefill": 0, "decode": 0, "held": 0}
@@ -75,7 +74,8 @@ class Recorder:
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
-        self._carry(scheduler, step.step, now)
+        if scheduler.decoders is not None:
+            self.carry(scheduler.decoders.joined, step.step, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -84,17 +84,11 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
-    def begin_carried(self, scheduler: Scheduler, sums: DecodeSums, now: float) -> None:
-        """Do the same if all who run are carried; see `end_carried`."""
-        self._carry(scheduler, scheduler.num_steps, now)
-        self._counts = count_carried(scheduler, sums)
-
-    def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
-        """Note who is carried from this step on, rather than listed."""
-        if scheduler.decoders is not None and scheduler.decoders.joined:
-            for request in scheduler.decoders.joined:
-                self._turn(request, "decode", step, now).carried_since = len(self._ends)
-            scheduler.decoders.joined.clear()
+    def carry(self, joined: list[Request], step: int, now: float) -> None:
+        """Note who is carried from this step on, rather than listed; empty the list."""
+        for request in joined:
+            self._turn(request, "decode", step, now).carried_since = len(self._ends)
+        joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:
         """Note that a request is carried no longer, who has so many pages, since that step if it took any meanwhile.
@@ -141,8 +135,9 @@ class Recorder:
                 sampled += self._note_tokens(child, end_s)
         counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
-        self._steps.add(step.step, Stretch([now], [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
-        self.leave(left, step.step + 1, end_s)
+        self._steps.add(step.step, Stretch(now, [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
+        if left:
+            self.leave(left, step.step + 1, end_s)
 
     def end_alike(
         self, step: SchedulerOutput, stretch: Stretch, taken: Iterable[tuple[int, Request, int]], left: list[Request]
@@ -177,13 +172,14 @@ class Recorder:
         self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
 
-    def end_carried(self, first: int, stretch: Stretch, num_decoding: int, left: list[Request]) -> None:
-        """Record begun steps from number `first` on in which all who run are carried, after their update."""
-        ends = stretch.ends
+    def end_carried(self, first: int, stretch: Stretch, counts: tuple[int, ...], left: list[Request]) -> None:
+        """Record steps from number `first` on in which all who run are carried, after their update."""
+        ends, num_decoding = stretch.ends, counts[0]
         self._end_s = ends[-1]
-        self._note_ends(stretch.starts[0], ends)
-        self._steps.add(first, stretch, 0.0, (*self._counts, num_decoding, len(left)), num_decoding)
-        self.leave(left, first + len(ends), ends[-1])
+        self._note_ends(stretch.start, ends)
+        self._steps.add(first, stretch, 0.0, (*counts, num_decoding, len(left)), num_decoding)
+        if left:
+            self.leave(left, first + len(ends), ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""
@@ -213,7 +209,7 @@ class Recorder:
         return Result(
             requests=self._requests.frame(),
             steps=steps,
-            segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
+            segments=self._segments.frame(),
             token_s=dict(self._token_s),
             token_ids=dict(self._token_ids),
             num_pages=self.num_pages,
@@ -238,9 +234,8 @@ class Recorder:
             live = self._live[name] = Life(now if kind else NAN, TokenTimes([] if self.detail else None))
         if live.kind == kind and live.seat == request.seat:
             return live
-        if self.detail and live.kind and live.start_step < step:  # else of an interrupted step
-            preempted = request.status in (PREEMPTED, SWAPPED)
-            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
+        if self.detail and live.kind:
+            self._segments.add(name, live, step, now, request.status in (PREEMPTED, SWAPPED))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if self.detail and not kind:
             self._unused.add(live.holds, live.stored, step)

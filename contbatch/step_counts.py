@@ -4,7 +4,7 @@ from typing import Literal
 
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
-from contbatch.step import DecodeSums, SchedulerOutput
+from contbatch.step import SchedulerOutput
 from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
@@ -46,13 +46,11 @@ def count(
     return live_pages, counts
 
 
-def count_carried(scheduler: Scheduler, sums: DecodeSums) -> tuple[int, ...]:
+def count_carried(scheduler: Scheduler, num_decoding: int, context: int) -> tuple[int, ...]:
     """Do the same for a step in which all who run are carried, and who waits is kept out by seats or else pages."""
-    num_decoding, context, _ = sums
-    num_waiting, seats_free = len(scheduler.waiting), bool(scheduler.free_seats)
-    bound = num_waiting > 0
+    num_waiting = len(scheduler.waiting)
+    seats_bound = num_waiting > 0 and not scheduler.free_seats
     return (
-        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0),
-        *(0, context, 0, 0, 0, 0, 0, 0, bound and not seats_free, False, bound and seats_free),
-        *(0, context, 0, 0),
+        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0, 0, context, 0, 0, 0, 0, 0),
+        *(0, seats_bound, False, num_waiting > 0 and not seats_bound, 0, context, 0, 0),
     )

@@ -1,5 +1,6 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,12 @@ class StepRows:
 
     def __init__(self, detail: bool) -> None:
         self.detail = detail
-        self._stretches: list[tuple[int, ...]] = []  # first step, number of steps, growth, counts
-        self._live_pages: list[int] = []  # these, and the next three, by step
-        self._starts: list[float] = []
-        self._elapsed: list[float] = []
+        self._counts = array("q")  # by stretch: first step, number of steps, growth, counts
+        self._starts: list[float] = []  # by stretch
         self._host: list[float] = []
+        self._live_pages: list[int] = []  # by step
+        self._elapsed: list[float] = []
+        self._ends: list[float] = []
         self._means: list[dict[str, float]] = []
 
     def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
@@ -55,12 +57,14 @@ class StepRows:
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._stretches.append((step, len(stretch.starts), growth, *counts))
-        self._live_pages += stretch.live_pages
-        self._starts += stretch.starts
-        self._elapsed += stretch.elapsed
-        self._host += [host_s] * len(stretch.starts)
-        if not self.detail and len(self._starts) >= SUMMED:
+        start, elapsed, ends, live_pages = stretch
+        self._counts.extend((step, len(ends), growth, *counts))
+        self._starts.append(start)
+        self._host.append(host_s)
+        self._live_pages += live_pages
+        self._elapsed += elapsed
+        self._ends += ends
+        if not self.detail and len(self._ends) >= SUMMED:
             self._sum_up()
 
     def frame(self) -> pd.DataFrame:
@@ -72,29 +76,34 @@ class StepRows:
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
-        table = np.array(self._stretches, np.int64).reshape(-1, len(names))
+        table = np.array(self._counts, np.int64).reshape(-1, len(names))
         lengths = table[:, 1]
-        last = np.cumsum(lengths)
-        nth = np.arange(len(self._starts)) - np.repeat(last - lengths, lengths)  # within its stretch
-        columns: dict[str, NDArray[Any]] = dict(zip(names, np.repeat(table.T, lengths, axis=1), strict=True))
+        first = np.cumsum(lengths) - lengths
+        nth = np.arange(len(self._ends)) - np.repeat(first, lengths)  # within its stretch
+        columns: dict[str, NDArray[Any]] = {
+            name: np.repeat(values, lengths) if values.any() else np.zeros_like(nth)
+            for name, values in zip(names, table.T, strict=True)
+        }
         columns["step"] += nth
         columns["kv_tokens"] += nth * columns["growth"]
         columns["decode_context"] += nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
-        seconds = {"start_s": self._starts, "elapsed_s": self._elapsed, "host_s": self._host}
-        columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
+        columns["start_s"] = np.roll(np.array(self._ends, np.float64), 1)
+        columns["start_s"][first] = self._starts
+        columns["elapsed_s"] = np.array(self._elapsed, np.float64)
+        columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
         columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
         columns["internal_slots"] = np.zeros_like(nth)
         return {name: columns[name] for name in STEP_COLUMNS}
 
     def _sum_up(self) -> None:
-        if not self._starts:
+        if not self._ends:
             return
         columns = self._columns()
         row = {name: float(values.mean()) for name, values in columns.items()}
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
-        self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._starts)})
-        for rows in (self._stretches, self._live_pages, self._starts, self._elapsed, self._host):
-            rows.clear()
+        self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
+        for rows in (self._counts, self._starts, self._host, self._live_pages, self._elapsed, self._ends):
+            del rows[:]  # type: ignore[attr-defined]
