@@ -201,7 +201,7 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         while self._arriving.next_time() <= self.now:
-            self.scheduler.add(self._arriving.pop())
+            self.scheduler.queue(self._arriving.pop())
 
     def run(
         self,

@@ -47,9 +47,12 @@ class Run:
         left = self.engine.advance()
         if watch is not None:
             watch(self.engine, left)
-        ended = answered(left) if left else []
+        if not left:
+            return left
+        ended = answered(left)
         for request in ended:
-            self._submit(self.on_finish(request, self.engine.now))
+            if following := self.on_finish(request, self.engine.now):
+                self._submit(following)
         return ended
 
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
@@ -83,22 +86,28 @@ class Run:
                     f"got {request.arrival_time}"
                 )
             self._heard_s, self._last, heard = request.arrival_time, request, True
-            self._submit([request], listed=True)
+            if following := self._add(request, listed=True):
+                self._submit(following)
         return heard
 
-    def _submit(self, requests: Iterable[Request], listed: bool = False) -> None:
+    def _submit(self, requests: Iterable[Request]) -> None:
         """Add requests, and those that follow the ones that can never run."""
         coming = deque(requests)
         while coming:
-            request = coming.popleft()
-            require(isinstance(request, Request), "what is run", request, "a Request")
-            if request.request_id in self.names and request.order < 0:
-                raise InvalidRequestError(f"request id {request.request_id!r} is that of two requests of one run")
-            try:
-                self.engine.add(request, listed=listed)
-                self.names[request.request_id] = True
-            except InvalidRequestError as error:
-                self.engine.reject(request, error)
-                self.names[request.request_id] = False
-                coming.extend(self.on_finish(request, max(self._began_s, request.arrival_time)))
-                listed = False
+            coming.extend(self._add(coming.popleft()))
+
+    def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
+        """Add a request; return those that follow it if it can never run."""
+        if not isinstance(request, Request):
+            require(False, "what is run", request, "a Request")
+        name = request.request_id
+        if name in self.names and request.order < 0:
+            raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")
+        try:
+            self.engine.add(request, listed=listed)
+        except InvalidRequestError as error:
+            self.engine.reject(request, error)
+            self.names[name] = False
+            return self.on_finish(request, max(self._began_s, request.arrival_time))
+        self.names[name] = True
+        return ()

@@ -22,7 +22,6 @@ from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_a
 from contbatch.scheduler import Scheduler
 from contbatch.start import find_start
 from contbatch.step import DecodeSums, Grant, SchedulerOutput
-from contbatch.step_counts import count_carried
 from contbatch.step_shape import StepShape
 from contbatch.stretch import Stretch, find_times
 
@@ -123,7 +122,8 @@ class FastForward:
         runner.num_rows = num_decoding
         if decoders.joined:
             recorder.carry(decoders.joined, first, now)
-        counts = count_carried(scheduler, num_decoding, context)
+        seats_bound = bool(waiting) and not scheduler.free_seats
+        counts = num_decoding, context, len(waiting), seats_bound
         decoders.take_pages(num_steps)
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)

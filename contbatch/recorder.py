@@ -172,12 +172,17 @@ class Recorder:
         self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
 
-    def end_carried(self, first: int, stretch: Stretch, counts: tuple[int, ...], left: list[Request]) -> None:
-        """Record steps from number `first` on in which all who run are carried, after their update."""
-        ends, num_decoding = stretch.ends, counts[0]
+    def end_carried(
+        self, first: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: list[Request]
+    ) -> None:
+        """Record steps from number `first` on in which all who run are carried, after their update.
+
+        `counts` are `seqs`, `context`, `waiting` and `seats_bound` of `StepRows.add_carried`.
+        """
+        ends = stretch.ends
         self._end_s = ends[-1]
         self._note_ends(stretch.start, ends)
-        self._steps.add(first, stretch, 0.0, (*counts, num_decoding, len(left)), num_decoding)
+        self._steps.add_carried(first, stretch, *counts, len(left))
         if left:
             self.leave(left, first + len(ends), ends[-1])
 

@@ -93,12 +93,20 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; `InvalidRequestError` if it can never run."""
         self.validate(request)
+        self.queue(request)
+
+    def queue(self, request: Request) -> None:
+        """Queue a request that `validate` has let pass; `InvalidRequestError` if its id has come into use since."""
+        num_samples = request.sampling.num_samples
+        if num_samples > 1 or request.request_id in self.requests:
+            self.validate(request)
         request.order = self._num_added
-        self._num_added += request.sampling.num_samples
+        self._num_added += num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        for sample in request.samples:
-            self.requests[sample.request_id] = sample
+        self.requests[request.request_id] = request
+        for child in request.children:
+            self.requests[child.request_id] = child
         self.waiting.add(request)
 
     def fork(self, parent: Request, child: Request) -> None:

@@ -44,13 +44,3 @@ def count(
         *StepShape.of(step.grants, step.decoders)[-3:],
     )
     return live_pages, counts
-
-
-def count_carried(scheduler: Scheduler, num_decoding: int, context: int) -> tuple[int, ...]:
-    """Do the same for a step in which all who run are carried, and who waits is kept out by seats or else pages."""
-    num_waiting = len(scheduler.waiting)
-    seats_bound = num_waiting > 0 and not scheduler.free_seats
-    return (
-        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0, 0, context, 0, 0, 0, 0, 0),
-        *(0, seats_bound, False, num_waiting > 0 and not seats_bound, 0, context, 0, 0),
-    )

@@ -18,6 +18,7 @@ COUNTS = [
 ]
 """Integers of a step, in the order of the table's columns."""
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
+CARRIED = ["step", "num_steps", "seqs", "decode_context", "waiting", "seats_bound", "left"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
 
@@ -35,6 +36,7 @@ class StepRows:
     def __init__(self, detail: bool) -> None:
         self.detail = detail
         self._counts = array("q")  # by stretch: first step, number of steps, growth, counts
+        self._carried = array("q")  # by stretch of another kind: `CARRIED`
         self._starts: list[float] = []  # by stretch
         self._host: list[float] = []
         self._live_pages: list[int] = []  # by step
@@ -57,8 +59,31 @@ class StepRows:
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
+        self._counts.extend((step, len(stretch.ends), growth, *counts))
+        self._add(stretch, host_s)
+
+    def add_carried(
+        self, step: int, stretch: Stretch, seqs: int, context: int, waiting: int, seats_bound: bool, left: int
+    ) -> None:
+        """Add a stretch in which all who run are carried, and who waits is kept out by seats or else pages.
+
+        Parameters
+        ----------
+        step : int
+            Number of the first.
+        stretch : Stretch
+        seqs : int
+            Who runs.
+        context : int
+            Positions that they read in the first.
+        waiting, left : int
+        seats_bound : bool
+        """
+        self._carried.extend((step, len(stretch.ends), seqs, context, waiting, seats_bound, left))
+        self._add(stretch, 0.0)
+
+    def _add(self, stretch: Stretch, host_s: float) -> None:
         start, elapsed, ends, live_pages = stretch
-        self._counts.extend((step, len(ends), growth, *counts))
         self._starts.append(start)
         self._host.append(host_s)
         self._live_pages += live_pages
@@ -75,14 +100,13 @@ class StepRows:
         return pd.DataFrame(self._means, columns=STEP_COLUMNS)
 
     def _columns(self) -> dict[str, NDArray[Any]]:
-        names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
-        table = np.array(self._counts, np.int64).reshape(-1, len(names))
-        lengths = table[:, 1]
+        table = self._table()
+        lengths = table["num_steps"]
         first = np.cumsum(lengths) - lengths
         nth = np.arange(len(self._ends)) - np.repeat(first, lengths)  # within its stretch
         columns: dict[str, NDArray[Any]] = {
             name: np.repeat(values, lengths) if values.any() else np.zeros_like(nth)
-            for name, values in zip(names, table.T, strict=True)
+            for name, values in table.items()
         }
         columns["step"] += nth
         columns["kv_tokens"] += nth * columns["growth"]
@@ -98,6 +122,21 @@ class StepRows:
         columns["internal_slots"] = np.zeros_like(nth)
         return {name: columns[name] for name in STEP_COLUMNS}
 
+    def _table(self) -> dict[str, NDArray[np.int64]]:
+        """Return what is counted by stretch."""
+        names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
+        listed = np.array(self._counts, np.int64).reshape(-1, len(names)).T
+        carried = dict(zip(CARRIED, np.array(self._carried, np.int64).reshape(-1, len(CARRIED)).T, strict=True))
+        carried |= dict.fromkeys(("growth", "seats", "tokens", "decode_tokens", "sampled_tokens"), carried["seqs"])
+        carried["kv_tokens"] = carried["decode_context"]
+        carried["pages_bound"] = (carried["waiting"] > 0) & (carried["seats_bound"] == 0)
+        none = np.zeros_like(carried["step"])
+        order = np.argsort(np.concatenate([listed[0], carried["step"]]))
+        return {
+            name: np.concatenate([values, carried.get(name, none)])[order]
+            for name, values in zip(names, listed, strict=True)
+        }
+
     def _sum_up(self) -> None:
         if not self._ends:
             return
@@ -105,5 +144,5 @@ class StepRows:
         row = {name: float(values.mean()) for name, values in columns.items()}
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
         self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
-        for rows in (self._counts, self._starts, self._host, self._live_pages, self._elapsed, self._ends):
+        for rows in (self._counts, self._carried, self._starts, self._host, self._live_pages, self._elapsed, self._ends):
             del rows[:]  # type: ignore[attr-defined]
