@@ -110,7 +110,8 @@ class Engine:
         self.scheduler.validate(request)
         self.runner.validate(request)
         self._arriving.add(request, listed)
-        self._take_arrivals()
+        if request.arrival_time <= self.now:
+            self._take_arrivals()
 
     def reject(self, request: Request, error: InvalidRequestError) -> None:
         """End a request that `add` refused, with a row; raise the error if it is in use or was used before."""
@@ -173,7 +174,7 @@ class Engine:
 
     def next_start(self) -> float:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
-        return self.now if self.scheduler.has_requests else max(self.now, self._arriving.next_time())
+        return self.now if self.scheduler.requests else max(self.now, self._arriving.next_time())
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""
@@ -183,10 +184,11 @@ class Engine:
         """Run a stretch of steps that need no planning, or one step; return the requests that left."""
         if self.fast_forward is None or self.on_token is not None:
             return self.step()
-        self._take_arrivals()
+        if self._arriving.next_s <= self.now:
+            self._take_arrivals()
         if not self.scheduler.requests:
             return self.step()
-        skipped = self.fast_forward.run(self.now, self._arriving.next_time(), self.recorder, self.log)
+        skipped = self.fast_forward.run(self.now, self._arriving.next_s, self.recorder, self.log)
         if skipped is None:
             return self._step_or_leave()
         left, self.now = skipped
@@ -200,7 +202,7 @@ class Engine:
             self.log.end(left)
 
     def _take_arrivals(self) -> None:
-        while self._arriving.next_time() <= self.now:
+        while self._arriving.next_s <= self.now:
             self.scheduler.queue(self._arriving.pop())
 
     def run(

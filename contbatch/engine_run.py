@@ -63,6 +63,8 @@ class Run:
         with progress_bar(total, unit, progress) as bar:
             began = engine.now
             while (ended := self.advance(watch)) is not None:
+                if not progress:
+                    continue
                 if virtual:
                     bar.update(engine.now - began)
                     began = engine.now

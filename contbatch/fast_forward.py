@@ -66,7 +66,7 @@ class FastForward:
         if (decoders := self.scheduler.decoders) is not None and log is None:
             decoders.on_land = recorder.land
             decoders.join()
-            if decoders:  # who is listed besides is not like them, and has its steps planned
+            if decoders.carried:  # who is listed besides is not like them, and has its steps planned
                 return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
         step = self._next_step()
         if step is None:
@@ -103,7 +103,7 @@ class FastForward:
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders), decoders.context
+        scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders.carried), decoders.context
         if (waiting := scheduler.waiting.requests) and scheduler.free_seats:
             newcomer, room = waiting[0], scheduler.max_num_batched_tokens - num_decoding
             if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
@@ -120,11 +120,10 @@ class FastForward:
         if num_steps < len(ends):
             del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        if decoders.joined:
-            recorder.carry(decoders.joined, first, now)
+        recorder.begin_carried(scheduler, now)
         seats_bound = bool(waiting) and not scheduler.free_seats
         counts = num_decoding, context, len(waiting), seats_bound
-        decoders.take_pages(num_steps)
+        decoders.take_pages(num_steps, live_pages[-1] - scheduler.pool.num_live)
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
         return left, ends[-1]

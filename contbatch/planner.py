@@ -42,9 +42,9 @@ class Planner:
         scheduler, step = self.scheduler, self.step
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
-        if scheduler.decoders:
-            scheduler.decoders.take_pages(1)
-            step.decoders = scheduler.decoders.sums
+        if (decoders := scheduler.decoders) is not None and decoders.carried:
+            decoders.take_pages(1, decoders.num_takes(1)[0])
+            step.decoders = decoders.sums
             self.budget -= step.decoders.num_requests
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))

@@ -9,7 +9,7 @@ from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
 from contbatch.segment_rows import SegmentRows
-from contbatch.step import Grant, SchedulerOutput
+from contbatch.step import SchedulerOutput
 from contbatch.step_counts import count
 from contbatch.step_ends import StepEnds
 from contbatch.step_rows import StepRows
@@ -20,13 +20,6 @@ NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
-
-
-def _kind(grant: Grant) -> str:
-    request, _, num_tokens, samples, padding = grant
-    if padding:
-        return "held"
-    return "decode" if samples and num_tokens == 1 and request.output_token_ids else "prefill"
 
 
 class Recorder:
@@ -59,23 +52,25 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
-        if scheduler.decoders is not None:
-            self.carry(scheduler.decoders.joined, step.step, now)
+        self._carry(scheduler, step.step, now)
         for request in step.preempted:
             self._turn(request, "", step.step, now)
-        tokens = {"prefill": 0, "decode": 0, "held": 0}
-        for grant in step.grants:
-            kind = _kind(grant)
-            tokens[kind] += grant.num_tokens
-            live = self._turn(grant.request, kind, step.step, now)
+        prefill = decode = held = 0
+        for request, start, num_tokens, samples, padding in step.grants:
+            if padding:
+                kind, held = "held", held + num_tokens
+            elif samples and num_tokens == 1 and request.output_token_ids:
+                kind, decode = "decode", decode + 1
+            else:
+                kind, prefill = "prefill", prefill + num_tokens
+            live = self._turn(request, kind, step.step, now)
             if self.detail:
-                live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
-        self._num_live_pages, self._counts = count(step, scheduler, *tokens.values())
+                live.hold(step.step, len(request.pages), start + num_tokens)
+        self._num_live_pages, self._counts = count(step, scheduler, prefill, decode, held)
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
-        if scheduler.decoders is not None:
-            self.carry(scheduler.decoders.joined, step.step, now)
+        self._carry(scheduler, step.step, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -84,10 +79,16 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
-    def carry(self, joined: list[Request], step: int, now: float) -> None:
-        """Note who is carried from this step on, rather than listed; empty the list."""
+    def begin_carried(self, scheduler: Scheduler, now: float) -> None:
+        """Do the same if all who run are carried; see `end_carried`."""
+        self._carry(scheduler, scheduler.num_steps, now)
+
+    def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
+        """Note who is carried from this step on, rather than listed."""
+        if scheduler.decoders is None or not (joined := scheduler.decoders.joined):
+            return
         for request in joined:
-            self._turn(request, "decode", step, now).carried_since = len(self._ends)
+            self._turn(request, "decode", step, now).carried_since = len(self._ends.ends)
         joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:
@@ -100,13 +101,13 @@ class Recorder:
         if self.detail:
             # Pages held before the last was taken are full: none of their slots is held in vain.
             live.hold(held_since, num_pages, request.num_computed_tokens)
-        if not request.is_finished:
+        if request.finish_reason is None:
             self._note_carried(live)
             live.carried_since = None
 
     def _note_ends(self, start: float, ends: list[float]) -> None:
         """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
-        if len(self._ends) >= KEPT:
+        if len(self._ends.ends) >= KEPT:
             for live in self._live.values():
                 if live.carried_since is not None:
                     self._note_carried(live)
@@ -115,7 +116,7 @@ class Recorder:
         self._ends.add(start, ends)
 
     def _note_carried(self, live: Life) -> None:
-        if live.carried_since is not None and live.carried_since < len(self._ends):
+        if live.carried_since is not None and live.carried_since < len(self._ends.ends):
             live.made.add(*self._ends.since(live.carried_since))
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:

@@ -62,7 +62,7 @@ def unforked(parent: Request) -> list[Request]:
 def answered(left: Sequence[Request]) -> list[Request]:
     """Return the requests of prompts of which the last sample is among those that just left."""
     first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
-    return [r for r in first if r.status is FINISHED and all(child.status is FINISHED for child in r.children)]
+    return [r for r in first if r.status is FINISHED and all([child.status is FINISHED for child in r.children])]
 
 
 def best_samples(request: Request) -> list[Request]:

@@ -145,7 +145,9 @@ class Scheduler:
 
     def drain_released(self) -> list[Request]:
         """Return the requests that left since the last call, each exactly once."""
-        released, self._released = self._released, []
+        if not (released := self._released):
+            return []
+        self._released = []
         return released
 
     # ---- before a step -------------------------------------------------------------------------------------------
@@ -220,7 +222,8 @@ class Scheduler:
     def skip(self, grants: Sequence[Grant], num_steps: int) -> list[Request]:
         """Count decode steps that the requests have taken already, with the last one's grants; return who left then."""
         self.num_steps += num_steps
-        self.prefix_cache.publish_step(grants)
+        if grants:
+            self.prefix_cache.publish_step(grants)
         self._settle(num_steps)
         return self.drain_released()
 
@@ -228,8 +231,9 @@ class Scheduler:
         """Move those carried on, and let the finished leave, if the policy lets them."""
         if self.decoders is not None:
             self.decoders.advance(num_steps)
-        ended = [r for r in self.running if r.finish_reason is not None]
-        if ended and self.policy.may_leave(tuple(self.running)):
+        if not (ended := [r for r in self.running if r.finish_reason is not None]):
+            return
+        if self.policy.may_leave(tuple(self.running)):
             for request in ended:
                 self.leave(request)
             self.running = [r for r in self.running if r.status is not FINISHED]
@@ -242,7 +246,8 @@ class Scheduler:
         if request.seat is not None and (self._open_step is None or request not in self._open_step.moved):
             self.prefix_cache.leave(request)
         self.vacate(request)
-        self.swap_space.give_back(request.host_pages)
+        if request.host_pages:
+            self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
         self._released.append(self.requests.pop(request.request_id))
 
