@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contbatch.fast_forward import FastForward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What a runner made of a step."""
 
@@ -133,7 +133,7 @@ class Engine:
     @property
     def has_requests(self) -> bool:
         """Whether any request is live or yet to arrive."""
-        return self.scheduler.has_requests or bool(self._arriving)
+        return bool(self.scheduler.requests) or bool(self._arriving)
 
     def step(self) -> list[Request]:
         """Run one step, at the next arrival if nobody is live; return the requests that left.
@@ -175,6 +175,13 @@ class Engine:
     def next_start(self) -> float:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
         return self.now if self.scheduler.requests else max(self.now, self._arriving.next_time())
+
+    def is_ahead(self, request: Request | None) -> bool:
+        """Whether a request is coming, and later than the next step begins."""
+        if request is None:
+            return False
+        start = self.now if self.scheduler.requests else self.next_start()
+        return request.arrival_time > start and self._arriving.get(request.request_id) is request
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""

@@ -42,16 +42,17 @@ class Run:
 
     def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
         """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
-        if not self._listen() and not self.engine.has_requests:
+        engine = self.engine
+        if not engine.is_ahead(self._last) and not self._listen() and not engine.has_requests:
             return None
-        left = self.engine.advance()
+        left = engine.advance()
         if watch is not None:
-            watch(self.engine, left)
+            watch(engine, left)
         if not left:
             return left
         ended = answered(left)
         for request in ended:
-            if following := self.on_finish(request, self.engine.now):
+            if following := self.on_finish(request, engine.now):
                 self._submit(following)
         return ended
 
@@ -73,15 +74,12 @@ class Run:
                     bar.update(len(ended))
 
     def _listen(self) -> bool:
-        """Ask for requests until one is to arrive later than the next step begins; return whether any was asked for.
+        """Ask for requests up to one that is to arrive later than the next step begins; return whether there was any.
 
         One that was refused or aborted does not count: the engine would think that nobody comes before those it knows.
         """
-        engine, heard = self.engine, False
-        while self._heard_s <= engine.next_start() or not engine.is_coming(self._last):
-            request: Request | None = next(self._coming, None)
-            if request is None:
-                break
+        heard = False
+        while (request := next(self._coming, None)) is not None:
             if request.arrival_time < self._heard_s:
                 raise InvalidRequestError(
                     f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
@@ -90,6 +88,8 @@ class Run:
             self._heard_s, self._last, heard = request.arrival_time, request, True
             if following := self._add(request, listed=True):
                 self._submit(following)
+            if self.engine.is_ahead(request):
+                break
         return heard
 
     def _submit(self, requests: Iterable[Request]) -> None:

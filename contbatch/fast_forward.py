@@ -114,16 +114,17 @@ class FastForward:
         elapsed, ends = find_times(
             self._seconds(num_decoding), context, num_decoding, now, next_arrival, most, resize_s
         )
-        live_pages = self._live_pages(decoders.num_takes(len(ends)))
+        live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
         if not (num_steps := len(live_pages)):
             return None
         if num_steps < len(ends):
             del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        recorder.begin_carried(scheduler, now)
+        if decoders.joined:
+            recorder.begin_carried(scheduler, now)
         seats_bound = bool(waiting) and not scheduler.free_seats
         counts = num_decoding, context, len(waiting), seats_bound
-        decoders.take_pages(num_steps, live_pages[-1] - scheduler.pool.num_live)
+        decoders.take_pages(num_steps, sum(takes[:num_steps]))
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
         return left, ends[-1]
@@ -170,9 +171,11 @@ class FastForward:
         available = pool.num_available
         if not scheduler.free_seats or not available:
             return True
+        reserve, num_tokens = reserve_of(scheduler.policy, newcomer), newcomer.num_tokens
+        if pool.pages_for(max(reserve, num_tokens)) <= available:
+            return False
         computed, shared, _, _ = find_start(newcomer, scheduler.prefix_cache)
-        stop = min(computed + tokens, newcomer.num_tokens)
-        need = pool.pages_for(max(reserve_of(scheduler.policy, newcomer), stop)) - len(shared)
+        need = pool.pages_for(max(reserve, min(computed + tokens, num_tokens))) - len(shared)
         return need > available - pool.count_cached(shared)
 
     # ---- how far the stretch goes --------------------------------------------------------------------------------
@@ -202,10 +205,10 @@ class FastForward:
         A contiguous run may not grow just because some are.
         """
         pool = self.scheduler.pool
-        now = pool.num_live
-        most = now + (pool.num_free if pool.layout == "paged" else 0)
+        free = pool.num_free
+        now = pool.num_pages - pool.num_cached - free
         live = list(accumulate(takes, initial=now))
-        return live[1 : bisect_right(live, most)]
+        return live[1 : bisect_right(live, now + (free if pool.layout == "paged" else 0))]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
         """Return who needs a page in which of the steps."""

@@ -16,11 +16,11 @@ def require_runnable(request: Request, scheduler: "Scheduler") -> None:
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
-    if request.order >= 0 or request.is_finished:
+    if request.order >= 0 or request.finish_reason is not None:
         raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
     pool, most = scheduler.pool, scheduler.max_model_len
     prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
-    need = pool.pages_for(max(request.max_kv_tokens, reserve_of(scheduler.policy, request)))
+    need = pool.pages_for(max(prompt + output - 1, reserve_of(scheduler.policy, request)))
     if most is not None and prompt + output > most:
         fault = f"= {prompt + output} exceed max_model_len {most}"
     elif need > pool.num_pages:

@@ -61,8 +61,14 @@ def unforked(parent: Request) -> list[Request]:
 
 def answered(left: Sequence[Request]) -> list[Request]:
     """Return the requests of prompts of which the last sample is among those that just left."""
-    first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
-    return [r for r in first if r.status is FINISHED and all([child.status is FINISHED for child in r.children])]
+    first: dict[Request, None] = {}
+    for r in left:
+        first[r.parent if r.sample_index and r.parent else r] = None
+    return [r for r in first if r.status is FINISHED and not (r.children and _any_live(r.children))]
+
+
+def _any_live(requests: Sequence[Request]) -> bool:
+    return any(r.status is not FINISHED for r in requests)
 
 
 def best_samples(request: Request) -> list[Request]:

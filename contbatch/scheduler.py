@@ -231,7 +231,7 @@ class Scheduler:
         """Move those carried on, and let the finished leave, if the policy lets them."""
         if self.decoders is not None:
             self.decoders.advance(num_steps)
-        if not (ended := [r for r in self.running if r.finish_reason is not None]):
+        if not (self.running and (ended := [r for r in self.running if r.finish_reason is not None])):
             return
         if self.policy.may_leave(tuple(self.running)):
             for request in ended:

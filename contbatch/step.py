@@ -2,10 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from contbatch.errors import SchedulerError
 from contbatch.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from contbatch.step_shape import StepShape
 
 
 class Grant(NamedTuple):
@@ -77,6 +80,8 @@ class SchedulerOutput:
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int = 0
     """Cached pages taken for other content."""
+    shape: "StepShape | None" = None
+    """Its sums, once `shape_of` was asked for them."""
 
     def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:
         """Return (source, target) of the moves of one kind, in order: what a cost model has to price."""

@@ -5,7 +5,7 @@ from typing import Literal
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
-from contbatch.step_shape import StepShape
+from contbatch.step_shape import shape_of
 
 HELD = RequestStatus.HELD
 MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
@@ -41,6 +41,6 @@ def count(
         *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
         *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
         pool.page_size * pool.num_free if "fragmentation" in bound else 0,
-        *StepShape.of(step.grants, step.decoders)[-3:],
+        *shape_of(step)[-3:],
     )
     return live_pages, counts
