@@ -100,26 +100,27 @@ class StepRows:
         return pd.DataFrame(self._means, columns=STEP_COLUMNS)
 
     def _columns(self) -> dict[str, NDArray[Any]]:
-        table = self._table()
+        table, n = self._table(), len(self._ends)
         lengths = table["num_steps"]
         first = np.cumsum(lengths) - lengths
-        nth = np.arange(len(self._ends)) - np.repeat(first, lengths)  # within its stretch
-        columns: dict[str, NDArray[Any]] = {
-            name: np.repeat(values, lengths) if values.any() else np.zeros_like(nth)
-            for name, values in table.items()
-        }
+        nth = np.arange(n) - np.repeat(first, lengths)  # within its stretch
+        none = [name for name, values in table.items() if not values.any()]
+        columns: dict[str, NDArray[Any]] = dict(zip(none, np.zeros((len(none), n), np.int64), strict=True))
+        columns |= {name: np.repeat(values, lengths) for name, values in table.items() if name not in columns}
         columns["step"] += nth
         columns["kv_tokens"] += nth * columns["growth"]
         columns["decode_context"] += nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
-        columns["start_s"] = np.roll(np.array(self._ends, np.float64), 1)
+        ends, columns["start_s"] = np.array(self._ends, np.float64), np.empty(n)
+        columns["start_s"][1:] = ends[:-1]
         columns["start_s"][first] = self._starts
         columns["elapsed_s"] = np.array(self._elapsed, np.float64)
         columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
-        columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
-        columns["internal_slots"] = np.zeros_like(nth)
+        for name in ("seats_bound", "tokens_bound", "pages_bound"):
+            columns[name] = np.repeat(table[name].astype(bool), lengths)
+        columns["internal_slots"] = nth
         return {name: columns[name] for name in STEP_COLUMNS}
 
     def _table(self) -> dict[str, NDArray[np.int64]]:
