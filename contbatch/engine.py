@@ -153,7 +153,8 @@ class Engine:
             return self._step()
         finally:
             self._is_stepping = False
-            self._record_left()  # nobody, unless the step was interrupted
+            if self.scheduler.released:  # nobody, unless the step was interrupted
+                self._record_left()
 
     def _step(self) -> list[Request]:
         began = perf_counter()
@@ -175,13 +176,6 @@ class Engine:
     def next_start(self) -> float:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
         return self.now if self.scheduler.requests else max(self.now, self._arriving.next_time())
-
-    def is_ahead(self, request: Request | None) -> bool:
-        """Whether a request is coming, and later than the next step begins."""
-        if request is None:
-            return False
-        start = self.now if self.scheduler.requests else self.next_start()
-        return request.arrival_time > start and self._arriving.get(request.request_id) is request
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""

@@ -43,7 +43,7 @@ class Run:
     def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
         """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
         engine = self.engine
-        if not engine.is_ahead(self._last) and not self._listen() and not engine.has_requests:
+        if not self._is_ahead() and not self._listen() and not engine.has_requests:
             return None
         left = engine.advance()
         if watch is not None:
@@ -73,6 +73,12 @@ class Run:
                     bar.total = sum(self.names.values())
                     bar.update(len(ended))
 
+    def _is_ahead(self) -> bool:
+        """Whether the last one asked for is coming, and later than the next step begins."""
+        engine = self.engine
+        start = engine.now if engine.scheduler.requests else engine.next_start()
+        return self._heard_s > start and engine.is_coming(self._last)
+
     def _listen(self) -> bool:
         """Ask for requests up to one that is to arrive later than the next step begins; return whether there was any.
 
@@ -88,7 +94,7 @@ class Run:
             self._heard_s, self._last, heard = request.arrival_time, request, True
             if following := self._add(request, listed=True):
                 self._submit(following)
-            if self.engine.is_ahead(request):
+            if self._is_ahead():
                 break
         return heard
 

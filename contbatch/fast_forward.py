@@ -74,8 +74,6 @@ class FastForward:
         decoding = [grant.request for grant in step.grants if grant.samples]
         takes = self._takes(decoding, most := self._most_steps(decoding))
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
-        if not live_pages:
-            return None
         shape = StepShape.of(step.grants)
         seconds, resize_s = seconds_by_context(self.runner.cost, shape), self.runner.resize_seconds(shape.num_tokens)
         elapsed, ends = find_times(
@@ -110,20 +108,15 @@ class FastForward:
                 return None
         first = scheduler.num_steps
         most = min(decoders.next_end - first, MOST_STEPS)
-        resize_s = runner.resize_seconds(num_decoding)
-        elapsed, ends = find_times(
-            self._seconds(num_decoding), context, num_decoding, now, next_arrival, most, resize_s
-        )
+        seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
+        elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
         live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
         if not (num_steps := len(live_pages)):
             return None
-        if num_steps < len(ends):
-            del elapsed[num_steps:], ends[num_steps:]
+        del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        if decoders.joined:
-            recorder.begin_carried(scheduler, now)
-        seats_bound = bool(waiting) and not scheduler.free_seats
-        counts = num_decoding, context, len(waiting), seats_bound
+        recorder.begin_carried(scheduler, now)
+        counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
         decoders.take_pages(num_steps, sum(takes[:num_steps]))
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)

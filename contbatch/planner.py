@@ -74,7 +74,8 @@ class Planner:
                 self._pad(request)
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
-                self._make_way(request, tokens)
+                if not self.admitting:
+                    self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
 
@@ -107,7 +108,8 @@ class Planner:
             self.admitting = False
             self.step.bound.update(limits)
             return
-        pool.share(shared)  # before others are taken, which may evict them
+        if shared:
+            pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         if computed > cached:
             self._move_in(request, len(shared), partial)
@@ -132,7 +134,7 @@ class Planner:
         left = available - need - (pool.count_cached(shared) if shared else 0)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
             return start, need, ("pages",)
-        return start, need, () if pool.can_take(need) else ("pages", "fragmentation")
+        return start, need, () if pool.layout == "paged" or pool.can_take(need) else ("pages", "fragmentation")
 
     def _owed(self) -> int:
         """Pages that the running still to be served need for a token each."""
@@ -149,8 +151,6 @@ class Planner:
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
-        if self.admitting:
-            return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
         if not named:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from contbatch.checks import require
 from contbatch.errors import InvalidRequestError
 from contbatch.policies.answers import reserve_of
 from contbatch.request import Request
@@ -30,3 +31,15 @@ def require_runnable(request: Request, scheduler: "Scheduler") -> None:
         return
     what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
     raise InvalidRequestError(f"{what} {fault}")
+
+
+def require_forkable(parent: Request, child: Request, scheduler: "Scheduler") -> None:
+    """Raise `InvalidRequestError` unless a request's known tokens but the last are those of a live parent."""
+    common, n = child.num_tokens - 1, child.sampling.num_samples
+    require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+    made, most = child.num_output_tokens, child.sampling.max_tokens
+    require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
+    if scheduler.requests.get(parent.request_id) is not parent:
+        raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
+    if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
+        raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")

@@ -145,5 +145,6 @@ class StepRows:
         row = {name: float(values.mean()) for name, values in columns.items()}
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
         self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
-        for rows in (self._counts, self._carried, self._starts, self._host, self._live_pages, self._elapsed, self._ends):
-            del rows[:]  # type: ignore[attr-defined]
+        del self._counts[:], self._carried[:]
+        for rows in (self._starts, self._host, self._live_pages, self._elapsed, self._ends):
+            rows.clear()  # type: ignore[attr-defined]

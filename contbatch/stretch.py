@@ -40,14 +40,14 @@ def find_times(
     resize_s : float
         Seconds that the first step takes more, since it has another number of rows than the last one.
     """
-    if now >= until:
+    if now >= until or not most:
         return [], []
     if (first_s := seconds(context)) > 0:  # the next ones mostly take a little longer
         most = int(min(most, (until - now) / first_s + 1))
     elapsed = list(map(seconds, range(context, context + most * growth, growth)))
     elapsed[0] += resize_s
     ends = list(accumulate(elapsed, initial=now))
-    if not (0 <= min(elapsed) and ends[-1] < inf):  # an impossible time is the engine's to refuse
+    if not (min(elapsed) >= 0 and ends[-1] < inf):  # an impossible time is the engine's to refuse
         most = next((nth for nth, step_s in enumerate(elapsed) if not 0 <= step_s < inf), most)
     num = bisect_left(ends, until, 1, most) if most else 0
     return elapsed[:num], ends[1 : num + 1]
