@@ -74,8 +74,7 @@ class Planner:
                 self._pad(request)
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
-                if not self.admitting:
-                    self._make_way(request, tokens)
+                self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
 
@@ -151,6 +150,8 @@ class Planner:
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
+        if self.admitting:
+            return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
         if not named:

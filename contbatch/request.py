@@ -80,7 +80,8 @@ class Request:
         cache_salt: str | None = None,
     ) -> None:
         sampling = SamplingParams() if sampling is None else sampling
-        if not isinstance(sampling, SamplingParams):
+        sampling_ok = isinstance(sampling, SamplingParams)
+        if not sampling_ok:
             require(False, "sampling", sampling, "a SamplingParams")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
