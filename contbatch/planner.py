@@ -107,8 +107,7 @@ class Planner:
             self.admitting = False
             self.step.bound.update(limits)
             return
-        if shared:
-            pool.share(shared)  # before others are taken, which may evict them
+        pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         if computed > cached:
             self._move_in(request, len(shared), partial)
