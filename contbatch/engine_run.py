@@ -106,8 +106,7 @@ class Run:
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        if not isinstance(request, Request):
-            require(False, "what is run", request, "a Request")
+        require(isinstance(request, Request), "what is run", request, "a Request")
         name = request.request_id
         if name in self.names and request.order < 0:
             raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")

@@ -2,13 +2,10 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from contbatch.errors import SchedulerError
 from contbatch.request import Request, RequestStatus
-
-if TYPE_CHECKING:
-    from contbatch.step_shape import StepShape
 
 
 class Grant(NamedTuple):
@@ -80,8 +77,6 @@ class SchedulerOutput:
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int
     """Cached pages taken for other content."""
-    shape: "StepShape | None"
-    """Its sums, once `shape_of` was asked for them."""
 
     def __init__(
         self,
@@ -95,7 +90,7 @@ class SchedulerOutput:
         self.grants = [] if grants is None else grants
         self.plan = [] if plan is None else plan
         self.bound = set() if bound is None else bound
-        self.decoders, self.shape = NO_DECODERS, None
+        self.decoders = NO_DECODERS
         self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
         self.moves, self.moved = [], []
         self.num_cached_tokens = self.num_evictions = 0

@@ -147,4 +147,4 @@ class StepRows:
         self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
         del self._counts[:], self._carried[:]
         for rows in (self._starts, self._host, self._live_pages, self._elapsed, self._ends):
-            rows.clear()  # type: ignore[attr-defined]
+            rows.clear()

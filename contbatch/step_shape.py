@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from contbatch.step import NO_DECODERS, DecodeSums, Grant, SchedulerOutput
+from contbatch.step import NO_DECODERS, DecodeSums, Grant
 
 
 class StepShape(NamedTuple):
@@ -42,10 +42,3 @@ class StepShape(NamedTuple):
                 prefill_context += start + n
                 prefill_pairs += n * (2 * start + n + 1) // 2
         return cls(tokens, seqs, logits, decode_context, prefill_context, prefill_pairs)
-
-
-def shape_of(step: SchedulerOutput) -> StepShape:
-    """Return the shape of a step that is planned."""
-    if step.shape is None:
-        step.shape = StepShape.of(step.grants, step.decoders)
-    return step.shape

@@ -4,7 +4,7 @@ from contbatch.cost import CostModel
 from contbatch.engine import StepResult
 from contbatch.request import Request
 from contbatch.step import SchedulerOutput
-from contbatch.step_shape import shape_of
+from contbatch.step_shape import StepShape
 
 
 def next_token(request: Request) -> int:
@@ -56,7 +56,7 @@ class SimulatedRunner:
         """Predict the step."""
         tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
         tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
-        shape = shape_of(step)
+        shape = StepShape.of(step.grants, step.decoders)
         elapsed_s = self.cost.seconds(shape) + self.resize_seconds(shape.num_tokens)
         self.num_rows = shape.num_tokens
         if step.moves:
