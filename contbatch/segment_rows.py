@@ -24,9 +24,9 @@ class SegmentRows:
 
     def frame(self) -> pd.DataFrame:
         """Make the table of what was added so far."""
+        if not self._values:
+            return pd.DataFrame([], columns=SEGMENT_COLUMNS)
         rows: dict[str, Any] = {name: self._values[i :: len(SEGMENT_COLUMNS)] for i, name in enumerate(SEGMENT_COLUMNS)}
-        if self._values:
-            kinds = {"seat": np.int64, "start_step": np.int64, "end_step": np.int64, "preempted": np.bool_}
-            kinds |= {"start_s": np.float64, "end_s": np.float64}
-            rows |= {name: np.array(rows[name], kind) for name, kind in kinds.items()}
-        return pd.DataFrame(rows, columns=SEGMENT_COLUMNS)
+        kinds = {"seat": np.int64, "start_step": np.int64, "end_step": np.int64, "preempted": np.bool_}
+        kinds |= {"start_s": np.float64, "end_s": np.float64}
+        return pd.DataFrame(rows | {name: np.array(rows[name], kind) for name, kind in kinds.items()})
