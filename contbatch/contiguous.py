@@ -89,6 +89,10 @@ class ContiguousPool(PagePool):
     def num_free(self) -> int:  # noqa: D102
         return len(self.free_runs)
 
+    @property
+    def num_available(self) -> int:  # noqa: D102
+        return len(self.free_runs)  # nothing is cached
+
     def can_take(self, count: int) -> bool:
         """Whether a run of `count` pages is free: false also when enough are free, but not side by side."""
         return count == 0 or self.free_runs.first_fit(count) is not None

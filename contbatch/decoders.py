@@ -58,23 +58,25 @@ class Decoders:
         last of them, 0 if it took none."""
         self.joined: list[Request] = []
         """Those carried from the next step on."""
-        self._decoders: dict[Request, _Decoder] = {}  # in order of running
+        self.carried: dict[Request, _Decoder] = {}  # in order of running
         self._ends: list[tuple[int, int, _Decoder]] = []  # a heap: before which step, place, who
         self._num_takes = [0] * scheduler.pool.page_size
         """By step modulo the page size: who takes a page."""
-        self._num_joined = self._context = self._num_pages = 0
+        self._num_joined = self._num_pages = 0
+        self.context = 0
+        """Positions that they read in the next step."""
         self._ready_until = 0
         """Step before which they have the pages for all steps."""
         self._is_due = False
         """Whether somebody has to be looked at before the next step."""
 
     def __len__(self) -> int:
-        return len(self._decoders)
+        return len(self.carried)
 
     @property
     def sums(self) -> DecodeSums:
         """What the next step computes for them."""
-        return DecodeSums(len(self._decoders), self._context, self._num_pages)
+        return DecodeSums(len(self.carried), self.context, self._num_pages)
 
     @property
     def next_end(self) -> int:
@@ -94,9 +96,9 @@ class Decoders:
         """Take over those at the head of the running who decode; nobody, if others do so behind them."""
         if self._is_due or self._ready_until > self.scheduler.num_steps:  # of a step that came to nothing
             self.release()
-        running, num = self.scheduler.running, 0
-        if not running:
+        if not (running := self.scheduler.running):
             return
+        num = 0
         for request in running:
             if not self._join(request):
                 break
@@ -111,23 +113,23 @@ class Decoders:
             return False
         scheduler, size, num_pages = self.scheduler, self.scheduler.pool.page_size, len(request.pages)
         steps, room = self.num_steps_alike(request), num_pages * size - request.num_computed_tokens
-        if len(self) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
+        if len(self.carried) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
             return False
         now = scheduler.num_steps
         decoder = _Decoder(request, now, (now + room) % size if room < steps else -1)
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] += 1
-        self._decoders[request] = decoder
+        self.carried[request] = decoder
         self._num_joined += 1
         heappush(self._ends, (now + steps, self._num_joined, decoder))
-        self._context += request.num_computed_tokens + 1
+        self.context += request.num_computed_tokens + 1
         self._num_pages += num_pages
         self.joined.append(request)
         return True
 
     def make_ready(self) -> None:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
-        if not self._decoders:
+        if not self.carried:
             return
         scheduler = self.scheduler
         if self._is_due or self._ready_until > scheduler.num_steps:
@@ -139,7 +141,7 @@ class Decoders:
         if pages > scheduler.pool.num_available:
             self.release()
         elif scheduler.policy.decodes != "first":  # then others come before them, and must leave enough of the budget
-            room = scheduler.max_num_batched_tokens - len(self) - tokens
+            room = scheduler.max_num_batched_tokens - len(self.carried) - tokens
             for request in islice(scheduler.waiting, len(scheduler.free_seats)):
                 room -= request.num_uncomputed_tokens
                 if room <= 0:
@@ -150,38 +152,36 @@ class Decoders:
     def release(self) -> None:
         """Put everybody back among the running."""
         pool = self.scheduler.pool
-        for decoder in self._decoders.values():
+        for decoder in self.carried.values():
             request, missing = decoder.request, self._catch_up(decoder)
             pool.num_promised -= missing
             request.pages += pool.take(missing)
             num_pages = len(request.pages)
             self.on_land(request, num_pages, self._last_take(request, num_pages) if missing else 0)
-        self.scheduler.running[:0] = self._decoders
-        self._decoders.clear()
+        self.scheduler.running[:0] = self.carried
+        self.carried.clear()
         self._ends.clear()
         self.joined.clear()
         self._num_takes = [0] * pool.page_size
-        self._context = self._num_pages = self._ready_until = 0
+        self.context = self._num_pages = self._ready_until = 0
         self._is_due = False
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
-    def take_pages(self, num_steps: int) -> None:
-        """Take, that is count, the pages that they need in the next steps."""
-        now, size = self.scheduler.num_steps, self.scheduler.pool.page_size
-        num_pages = sum(self.num_takes(num_steps)) if num_steps > 1 else self._num_takes[now % size]
+    def take_pages(self, num_steps: int, num_pages: int) -> None:
+        """Take, that is count, the pages that they need in the next steps: the sum of `num_takes`."""
         self.scheduler.pool.num_promised += num_pages
         self._num_pages += num_pages
-        self._ready_until = now + num_steps
+        self._ready_until = self.scheduler.num_steps + num_steps
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
-        self._context += num_steps * len(self._decoders)
+        self.context += num_steps * len(self.carried)
         num_ended, now = 0, self.scheduler.num_steps
         while self._ends and self._ends[0][0] <= now:
             decoder = heappop(self._ends)[-1]
             missing = self._catch_up(decoder)
-            if decoder.request.is_finished:
+            if decoder.request.finish_reason is not None:
                 self._leave(decoder, missing, num_ended)
                 num_ended += 1
             else:  # a stop token that does not count yet
@@ -192,10 +192,10 @@ class Decoders:
         request, num_pages = decoder.request, len(decoder.request.pages) + missing
         last_take = self._last_take(request, num_pages) if missing else 0
         self.on_land(request, num_pages, last_take)  # first: it may be interrupted
-        del self._decoders[request]
+        del self.carried[request]
         self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
-        self._context -= request.num_computed_tokens + 1
+        self.context -= request.num_computed_tokens + 1
         self._num_pages -= num_pages
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] -= 1
@@ -204,9 +204,11 @@ class Decoders:
         """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
         request, now = decoder.request, self.scheduler.num_steps
         if made := now - decoder.since:
+            token = self.next_token(request)
             if made > 1:
-                request.output_token_ids += [self.next_token(request)] * (made - 1)
-            request.take(self.next_token(request))
+                request.output_token_ids += [token] * (made - 1)
+                token = self.next_token(request)
+            request.take(token)
             request.num_computed_tokens += made
             decoder.since = now
         if decoder.bucket < 0:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contbatch.fast_forward import FastForward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What a runner made of a step."""
 
@@ -110,7 +110,8 @@ class Engine:
         self.scheduler.validate(request)
         self.runner.validate(request)
         self._arriving.add(request, listed)
-        self._take_arrivals()
+        if request.arrival_time <= self.now:
+            self._take_arrivals()
 
     def reject(self, request: Request, error: InvalidRequestError) -> None:
         """End a request that `add` refused, with a row; raise the error if it is in use or was used before."""
@@ -132,7 +133,7 @@ class Engine:
     @property
     def has_requests(self) -> bool:
         """Whether any request is live or yet to arrive."""
-        return self.scheduler.has_requests or bool(self._arriving)
+        return bool(self.scheduler.requests) or bool(self._arriving)
 
     def step(self) -> list[Request]:
         """Run one step, at the next arrival if nobody is live; return the requests that left.
@@ -152,7 +153,8 @@ class Engine:
             return self._step()
         finally:
             self._is_stepping = False
-            self._record_left()  # nobody, unless the step was interrupted
+            if self.scheduler.released:  # nobody, unless the step was interrupted
+                self._record_left()
 
     def _step(self) -> list[Request]:
         began = perf_counter()
@@ -173,7 +175,7 @@ class Engine:
 
     def next_start(self) -> float:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
-        return self.now if self.scheduler.has_requests else max(self.now, self._arriving.next_time())
+        return self.now if self.scheduler.requests else max(self.now, self._arriving.next_time())
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""
@@ -183,10 +185,11 @@ class Engine:
         """Run a stretch of steps that need no planning, or one step; return the requests that left."""
         if self.fast_forward is None or self.on_token is not None:
             return self.step()
-        self._take_arrivals()
+        if self._arriving.next_s <= self.now:
+            self._take_arrivals()
         if not self.scheduler.requests:
             return self.step()
-        skipped = self.fast_forward.run(self.now, self._arriving.next_time(), self.recorder, self.log)
+        skipped = self.fast_forward.run(self.now, self._arriving.next_s, self.recorder, self.log)
         if skipped is None:
             return self._step_or_leave()
         left, self.now = skipped
@@ -200,8 +203,8 @@ class Engine:
             self.log.end(left)
 
     def _take_arrivals(self) -> None:
-        while self._arriving.next_time() <= self.now:
-            self.scheduler.add(self._arriving.pop())
+        while self._arriving.next_s <= self.now:
+            self.scheduler.queue(self._arriving.pop())
 
     def run(
         self,

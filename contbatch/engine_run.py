@@ -42,14 +42,18 @@ class Run:
 
     def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
         """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
-        if not self._listen() and not self.engine.has_requests:
+        engine = self.engine
+        if not self._is_ahead() and not self._listen() and not engine.has_requests:
             return None
-        left = self.engine.advance()
+        left = engine.advance()
         if watch is not None:
-            watch(self.engine, left)
-        ended = answered(left) if left else []
+            watch(engine, left)
+        if not left:
+            return left
+        ended = answered(left)
         for request in ended:
-            self._submit(self.on_finish(request, self.engine.now))
+            if following := self.on_finish(request, engine.now):
+                self._submit(following)
         return ended
 
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
@@ -60,6 +64,8 @@ class Run:
         with progress_bar(total, unit, progress) as bar:
             began = engine.now
             while (ended := self.advance(watch)) is not None:
+                if not progress:
+                    continue
                 if virtual:
                     bar.update(engine.now - began)
                     began = engine.now
@@ -67,38 +73,48 @@ class Run:
                     bar.total = sum(self.names.values())
                     bar.update(len(ended))
 
+    def _is_ahead(self) -> bool:
+        """Whether the last one asked for is coming, and later than the next step begins."""
+        engine = self.engine
+        start = engine.now if engine.scheduler.requests else engine.next_start()
+        return self._heard_s > start and engine.is_coming(self._last)
+
     def _listen(self) -> bool:
-        """Ask for requests until one is to arrive later than the next step begins; return whether any was asked for.
+        """Ask for requests up to one that is to arrive later than the next step begins; return whether there was any.
 
         One that was refused or aborted does not count: the engine would think that nobody comes before those it knows.
         """
-        engine, heard = self.engine, False
-        while self._heard_s <= engine.next_start() or not engine.is_coming(self._last):
-            request: Request | None = next(self._coming, None)
-            if request is None:
-                break
+        heard = False
+        while (request := next(self._coming, None)) is not None:
             if request.arrival_time < self._heard_s:
                 raise InvalidRequestError(
                     f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
                     f"got {request.arrival_time}"
                 )
             self._heard_s, self._last, heard = request.arrival_time, request, True
-            self._submit([request], listed=True)
+            if following := self._add(request, listed=True):
+                self._submit(following)
+            if self._is_ahead():
+                break
         return heard
 
-    def _submit(self, requests: Iterable[Request], listed: bool = False) -> None:
+    def _submit(self, requests: Iterable[Request]) -> None:
         """Add requests, and those that follow the ones that can never run."""
         coming = deque(requests)
         while coming:
-            request = coming.popleft()
-            require(isinstance(request, Request), "what is run", request, "a Request")
-            if request.request_id in self.names and request.order < 0:
-                raise InvalidRequestError(f"request id {request.request_id!r} is that of two requests of one run")
-            try:
-                self.engine.add(request, listed=listed)
-                self.names[request.request_id] = True
-            except InvalidRequestError as error:
-                self.engine.reject(request, error)
-                self.names[request.request_id] = False
-                coming.extend(self.on_finish(request, max(self._began_s, request.arrival_time)))
-                listed = False
+            coming.extend(self._add(coming.popleft()))
+
+    def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
+        """Add a request; return those that follow it if it can never run."""
+        require(isinstance(request, Request), "what is run", request, "a Request")
+        name = request.request_id
+        if name in self.names and request.order < 0:
+            raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")
+        try:
+            self.engine.add(request, listed=listed)
+        except InvalidRequestError as error:
+            self.engine.reject(request, error)
+            self.names[name] = False
+            return self.on_finish(request, max(self._began_s, request.arrival_time))
+        self.names[name] = True
+        return ()

@@ -23,7 +23,7 @@ from contbatch.scheduler import Scheduler
 from contbatch.start import find_start
 from contbatch.step import DecodeSums, Grant, SchedulerOutput
 from contbatch.step_shape import StepShape
-from contbatch.stretch import find_stretch
+from contbatch.stretch import Stretch, find_times
 
 RUNNING, HELD = RequestStatus.RUNNING, RequestStatus.HELD
 MOST_STEPS = 256
@@ -66,8 +66,8 @@ class FastForward:
         if (decoders := self.scheduler.decoders) is not None and log is None:
             decoders.on_land = recorder.land
             decoders.join()
-            if decoders:
-                return self._run_carried(decoders, now, next_arrival, recorder)
+            if decoders.carried:  # who is listed besides is not like them, and has its steps planned
+                return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
         step = self._next_step()
         if step is None:
             return None
@@ -75,13 +75,14 @@ class FastForward:
         takes = self._takes(decoding, most := self._most_steps(decoding))
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
         shape = StepShape.of(step.grants)
-        seconds = seconds_by_context(self.runner.cost, shape)
-        resize_s = self.runner.resize_seconds(shape.num_tokens)
-        stretch = find_stretch(seconds, shape.decode_context, len(decoding), now, next_arrival, live_pages, resize_s)
-        if stretch is None:
+        seconds, resize_s = seconds_by_context(self.runner.cost, shape), self.runner.resize_seconds(shape.num_tokens)
+        elapsed, ends = find_times(
+            seconds, shape.decode_context, len(decoding), now, next_arrival, len(live_pages), resize_s
+        )
+        if not (num_steps := len(ends)):
             return None
+        stretch = Stretch(now, elapsed, ends, live_pages[:num_steps])
         self.runner.num_rows = shape.num_tokens
-        num_steps = len(stretch.ends)
         taken = self._take(takes, 0)
         recorder.begin_alike(step, self.scheduler, now)
         if log is None:
@@ -94,34 +95,32 @@ class FastForward:
         recorder.end_alike(step, stretch, taken, left)
         if log is not None:
             log.end(left)
-        return left, stretch.ends[-1]
+        return left, ends[-1]
 
     def _run_carried(
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, waiting = self.scheduler, self.scheduler.waiting
-        if scheduler.running:
-            return None
-        first, sums = scheduler.num_steps, decoders.sums
-        num_decoding, context, _ = sums
-        if waiting and scheduler.free_seats:
-            newcomer = next(iter(waiting))
-            room = scheduler.max_num_batched_tokens - num_decoding
+        scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders.carried), decoders.context
+        if (waiting := scheduler.waiting.requests) and scheduler.free_seats:
+            newcomer, room = waiting[0], scheduler.max_num_batched_tokens - num_decoding
             if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
                 return None
-        live_pages = self._live_pages(decoders.num_takes(min(decoders.next_end - first, MOST_STEPS)))
-        seconds, resize_s = self._seconds(num_decoding), self.runner.resize_seconds(num_decoding)
-        stretch = find_stretch(seconds, context, num_decoding, now, next_arrival, live_pages, resize_s)
-        if stretch is None:
+        first = scheduler.num_steps
+        most = min(decoders.next_end - first, MOST_STEPS)
+        seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
+        elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
+        live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
+        if not (num_steps := len(live_pages)):
             return None
-        self.runner.num_rows = num_decoding
-        recorder.begin_carried(scheduler, sums, now)
-        num_steps = len(stretch.ends)
-        decoders.take_pages(num_steps)
+        del elapsed[num_steps:], ends[num_steps:]
+        runner.num_rows = num_decoding
+        recorder.begin_carried(scheduler, now)
+        counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
+        decoders.take_pages(num_steps, sum(takes[:num_steps]))
         left = scheduler.skip((), num_steps)
-        recorder.end_carried(first, stretch, num_decoding, left)
-        return left, stretch.ends[-1]
+        recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
+        return left, ends[-1]
 
     # ---- the plan of the next step -------------------------------------------------------------------------------
 
@@ -165,9 +164,11 @@ class FastForward:
         available = pool.num_available
         if not scheduler.free_seats or not available:
             return True
+        reserve, num_tokens = reserve_of(scheduler.policy, newcomer), newcomer.num_tokens
+        if pool.pages_for(max(reserve, num_tokens)) <= available:
+            return False
         computed, shared, _, _ = find_start(newcomer, scheduler.prefix_cache)
-        stop = min(computed + tokens, newcomer.num_tokens)
-        need = pool.pages_for(max(reserve_of(scheduler.policy, newcomer), stop)) - len(shared)
+        need = pool.pages_for(max(reserve, min(computed + tokens, num_tokens))) - len(shared)
         return need > available - pool.count_cached(shared)
 
     # ---- how far the stretch goes --------------------------------------------------------------------------------
@@ -197,10 +198,10 @@ class FastForward:
         A contiguous run may not grow just because some are.
         """
         pool = self.scheduler.pool
-        now = pool.num_live
-        most = now + (pool.num_free if pool.layout == "paged" else 0)
+        free = pool.num_free
+        now = pool.num_pages - pool.num_cached - free
         live = list(accumulate(takes, initial=now))
-        return live[1 : bisect_right(live, most)]
+        return live[1 : bisect_right(live, now + (free if pool.layout == "paged" else 0))]
 
     def _takes(self, decoding: list[Request], num_steps: int) -> Takes:
         """Return who needs a page in which of the steps."""

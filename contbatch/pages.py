@@ -70,7 +70,7 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that can be taken: free and cached."""
-        return self.num_free + len(self._cached)
+        return len(self._free) - self.num_promised + len(self._cached)
 
     @property
     def num_live(self) -> int:
@@ -152,7 +152,7 @@ class PagePool:
         """Whether all are live, each once and held once."""
         if not pages or min(pages) < 0 or max(pages) >= self.num_pages or len(set(pages)) < len(pages):
             return False
-        return [self._counts[page] for page in pages].count(1) == len(pages)
+        return [*map(self._counts.__getitem__, pages)].count(1) == len(pages)
 
     def _set_free(self, pages: list[int]) -> None:
         self._free += pages

@@ -42,9 +42,9 @@ class Planner:
         scheduler, step = self.scheduler, self.step
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
-        if scheduler.decoders:
-            scheduler.decoders.take_pages(1)
-            step.decoders = scheduler.decoders.sums
+        if (decoders := scheduler.decoders) is not None and decoders.carried:
+            decoders.take_pages(1, decoders.num_takes(1)[0])
+            step.decoders = decoders.sums
             self.budget -= step.decoders.num_requests
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
@@ -132,7 +132,7 @@ class Planner:
         left = available - need - (pool.count_cached(shared) if shared else 0)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
             return start, need, ("pages",)
-        return start, need, () if pool.can_take(need) else ("pages", "fragmentation")
+        return start, need, () if pool.layout == "paged" or pool.can_take(need) else ("pages", "fragmentation")
 
     def _owed(self) -> int:
         """Pages that the running still to be served need for a token each."""

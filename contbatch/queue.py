@@ -18,26 +18,26 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self.requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return iter(self.requests)
 
     def add(self, request: Request) -> None:
         """Insert at the place that rank, arrival time and order give."""
-        if self._requests and _rank(request) < _rank(self._requests[-1]):
-            insort(self._requests, request, key=_rank)
+        if self.requests and _rank(request) < _rank(self.requests[-1]):
+            insort(self.requests, request, key=_rank)
         else:
-            self._requests.append(request)
+            self.requests.append(request)
 
     def remove(self, requests: list[Request]) -> None:
         """Remove requests that are in the queue; those at its head go in one cut."""
         head = len(requests)
-        if self._requests[:head] == requests:
-            del self._requests[:head]
+        if self.requests[:head] == requests:
+            del self.requests[:head]
             return
         for request in requests:
-            del self._requests[bisect_left(self._requests, _rank(request), key=_rank)]
+            del self.requests[bisect_left(self.requests, _rank(request), key=_rank)]

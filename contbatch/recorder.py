@@ -8,8 +8,9 @@ from contbatch.metrics import Result
 from contbatch.request import Request, RequestStatus
 from contbatch.request_rows import RequestRows
 from contbatch.scheduler import Scheduler
-from contbatch.step import DecodeSums, Grant, SchedulerOutput
-from contbatch.step_counts import count, count_carried
+from contbatch.segment_rows import SegmentRows
+from contbatch.step import SchedulerOutput
+from contbatch.step_counts import count
 from contbatch.step_ends import StepEnds
 from contbatch.step_rows import StepRows
 from contbatch.stretch import Stretch
@@ -18,15 +19,7 @@ from contbatch.unused_slots import UnusedSlots
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
-SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
-
-
-def _kind(grant: Grant) -> str:
-    request, _, num_tokens, samples, padding = grant
-    if padding:
-        return "held"
-    return "decode" if samples and num_tokens == 1 and request.output_token_ids else "prefill"
 
 
 class Recorder:
@@ -47,7 +40,7 @@ class Recorder:
         self.release, self.num_pages, self.page_size, self.detail = release, num_pages, page_size, detail
         self._steps = StepRows(detail)
         self._requests = RequestRows()
-        self._segments: list[tuple[object, ...]] = []
+        self._segments = SegmentRows()
         self._token_s: dict[int | str, list[float]] = {}
         self._token_ids: dict[int | str, list[int]] = {}
         self._live: dict[int | str, Life] = {}
@@ -62,14 +55,18 @@ class Recorder:
         self._carry(scheduler, step.step, now)
         for request in step.preempted:
             self._turn(request, "", step.step, now)
-        tokens = {"prefill": 0, "decode": 0, "held": 0}
-        for grant in step.grants:
-            kind = _kind(grant)
-            tokens[kind] += grant.num_tokens
-            live = self._turn(grant.request, kind, step.step, now)
+        prefill = decode = held = 0
+        for request, start, num_tokens, samples, padding in step.grants:
+            if padding:
+                kind, held = "held", held + num_tokens
+            elif samples and num_tokens == 1 and request.output_token_ids:
+                kind, decode = "decode", decode + 1
+            else:
+                kind, prefill = "prefill", prefill + num_tokens
+            live = self._turn(request, kind, step.step, now)
             if self.detail:
-                live.hold(step.step, len(grant.request.pages), grant.start + grant.num_tokens)
-        self._num_live_pages, self._counts = count(step, scheduler, *tokens.values())
+                live.hold(step.step, len(request.pages), start + num_tokens)
+        self._num_live_pages, self._counts = count(step, scheduler, prefill, decode, held)
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
@@ -82,17 +79,17 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
-    def begin_carried(self, scheduler: Scheduler, sums: DecodeSums, now: float) -> None:
+    def begin_carried(self, scheduler: Scheduler, now: float) -> None:
         """Do the same if all who run are carried; see `end_carried`."""
         self._carry(scheduler, scheduler.num_steps, now)
-        self._counts = count_carried(scheduler, sums)
 
     def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
         """Note who is carried from this step on, rather than listed."""
-        if scheduler.decoders is not None and scheduler.decoders.joined:
-            for request in scheduler.decoders.joined:
-                self._turn(request, "decode", step, now).carried_since = len(self._ends)
-            scheduler.decoders.joined.clear()
+        if scheduler.decoders is None or not (joined := scheduler.decoders.joined):
+            return
+        for request in joined:
+            self._turn(request, "decode", step, now).carried_since = len(self._ends.ends)
+        joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:
         """Note that a request is carried no longer, who has so many pages, since that step if it took any meanwhile.
@@ -104,13 +101,13 @@ class Recorder:
         if self.detail:
             # Pages held before the last was taken are full: none of their slots is held in vain.
             live.hold(held_since, num_pages, request.num_computed_tokens)
-        if not request.is_finished:
+        if request.finish_reason is None:
             self._note_carried(live)
             live.carried_since = None
 
     def _note_ends(self, start: float, ends: list[float]) -> None:
         """Note when steps ended in which somebody is carried; and, lest this grows, whose tokens came with them."""
-        if len(self._ends) >= KEPT:
+        if len(self._ends.ends) >= KEPT:
             for live in self._live.values():
                 if live.carried_since is not None:
                     self._note_carried(live)
@@ -119,7 +116,7 @@ class Recorder:
         self._ends.add(start, ends)
 
     def _note_carried(self, live: Life) -> None:
-        if live.carried_since is not None and live.carried_since < len(self._ends):
+        if live.carried_since is not None and live.carried_since < len(self._ends.ends):
             live.made.add(*self._ends.since(live.carried_since))
 
     def end(self, step: SchedulerOutput, now: float, elapsed_s: float, host_s: float, left: list[Request]) -> None:
@@ -139,8 +136,9 @@ class Recorder:
                 sampled += self._note_tokens(child, end_s)
         counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
-        self._steps.add(step.step, Stretch([now], [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
-        self.leave(left, step.step + 1, end_s)
+        self._steps.add(step.step, Stretch(now, [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
+        if left:
+            self.leave(left, step.step + 1, end_s)
 
     def end_alike(
         self, step: SchedulerOutput, stretch: Stretch, taken: Iterable[tuple[int, Request, int]], left: list[Request]
@@ -175,13 +173,19 @@ class Recorder:
         self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
         self.leave(left, last, ends[-1])
 
-    def end_carried(self, first: int, stretch: Stretch, num_decoding: int, left: list[Request]) -> None:
-        """Record begun steps from number `first` on in which all who run are carried, after their update."""
+    def end_carried(
+        self, first: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: list[Request]
+    ) -> None:
+        """Record steps from number `first` on in which all who run are carried, after their update.
+
+        `counts` are `seqs`, `context`, `waiting` and `seats_bound` of `StepRows.add_carried`.
+        """
         ends = stretch.ends
         self._end_s = ends[-1]
-        self._note_ends(stretch.starts[0], ends)
-        self._steps.add(first, stretch, 0.0, (*self._counts, num_decoding, len(left)), num_decoding)
-        self.leave(left, first + len(ends), ends[-1])
+        self._note_ends(stretch.start, ends)
+        self._steps.add_carried(first, stretch, *counts, len(left))
+        if left:
+            self.leave(left, first + len(ends), ends[-1])
 
     def reject(self, request: Request) -> None:
         """Record a request that could never run."""
@@ -205,15 +209,13 @@ class Recorder:
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
-        import pandas as pd
-
         steps = self._steps.frame()
         if self.detail:
             steps["internal_slots"] = self._unused.of(steps.step.to_numpy())
         return Result(
             requests=self._requests.frame(),
             steps=steps,
-            segments=pd.DataFrame(self._segments, columns=SEGMENT_COLUMNS),
+            segments=self._segments.frame(),
             token_s=dict(self._token_s),
             token_ids=dict(self._token_ids),
             num_pages=self.num_pages,
@@ -238,9 +240,8 @@ class Recorder:
             live = self._live[name] = Life(now if kind else NAN, TokenTimes([] if self.detail else None))
         if live.kind == kind and live.seat == request.seat:
             return live
-        if self.detail and live.kind and live.start_step < step:  # else of an interrupted step
-            preempted = request.status in (PREEMPTED, SWAPPED)
-            self._segments.append((name, live.seat, live.kind, live.start_step, step, live.start_s, now, preempted))
+        if self.detail and live.kind:
+            self._segments.add(name, live, step, now, request.status in (PREEMPTED, SWAPPED))
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if self.detail and not kind:
             self._unused.add(live.holds, live.stored, step)

@@ -80,7 +80,9 @@ class Request:
         cache_salt: str | None = None,
     ) -> None:
         sampling = SamplingParams() if sampling is None else sampling
-        require(isinstance(sampling, SamplingParams), "sampling", sampling, "a SamplingParams")
+        sampling_ok = isinstance(sampling, SamplingParams)
+        if not sampling_ok:
+            require(False, "sampling", sampling, "a SamplingParams")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = _prompt_length(request_id, prompt_token_ids, num_prompt_tokens)
@@ -236,13 +238,13 @@ class Request:
 
 def _prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
     """Return the length of a prompt that is given as token ids or as a length; `InvalidRequestError` if it is not."""
-    of = f"request {request_id!r}"
-    given = "given prompt_token_ids or num_prompt_tokens, one of the two"
-    require((token_ids is None) != (length is None), of, (token_ids, length), given)
+    if (token_ids is None) == (length is None):
+        given = "given prompt_token_ids or num_prompt_tokens, one of the two"
+        require(False, f"request {request_id!r}", (token_ids, length), given)
     if token_ids is not None:
         if not hasattr(token_ids, "__len__") or isinstance(token_ids, (str, bytes)):
-            require(False, f"prompt_token_ids of {of}", token_ids, "a list of token ids")
+            require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
         length = len(token_ids)
     if not is_int(length, 1):
-        require(False, f"the prompt length of {of}", length, "an integer ≥ 1")
+        require(False, f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
     return length or 0

@@ -26,39 +26,37 @@ class RequestRows:
     """Collects requests that left, and makes their table."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[object, ...]] = []
+        self._values: list[object] = []
+        """Row after row: a container for each would be looked through for garbage."""
 
     def add(self, request: Request, admitted_s: float, made: TokenTimes, released_s: float | None = None) -> None:
         """Add a request whose tokens reached the client as they were made, or all together at `released_s`."""
         together = released_s is not None and made.count > 0
         first, last = (released_s, released_s) if together else (made.first_s, made.last_s)
-        self._rows.append(
-            (
-                request.request_id,
-                request.sample_index,
-                request.client_id,
-                request.arrival_time,
-                admitted_s,
-                first,
-                last,
-                made.last_s,
-                request.num_prompt_tokens,
-                request.num_cached_tokens,
-                made.count,
-                request.finish_reason,
-                request.num_preemptions,
-                made.longest_gap_s,
-                request.ttft_target_s,
-                request.tpot_target_s,
-            )
+        self._values += (
+            request.request_id,
+            request.sample_index,
+            request.client_id,
+            request.arrival_time,
+            admitted_s,
+            first,
+            last,
+            made.last_s,
+            request.num_prompt_tokens,
+            request.num_cached_tokens,
+            made.count,
+            request.finish_reason,
+            request.num_preemptions,
+            made.longest_gap_s,
+            request.ttft_target_s,
+            request.tpot_target_s,
         )
 
     def frame(self) -> "pd.DataFrame":
         """Make the table of what was added so far."""
         import pandas as pd
 
-        noted = zip(*self._rows, strict=True) if self._rows else ((),) * len(NOTED)
-        rows: dict[str, Any] = {name: list(values) for name, values in zip(NOTED, noted, strict=True)}
+        rows: dict[str, Any] = {name: self._values[i :: len(NOTED)] for i, name in enumerate(NOTED)}
         rows |= {name: np.array(values, np.float64) for name, values in rows.items() if name.endswith("_s")}
         arrival, first, last = (rows[name] for name in ("arrival_s", "first_token_s", "finished_s"))
         n = np.array(rows["output_tokens"], np.int64)

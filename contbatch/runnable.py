@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from contbatch.checks import require
 from contbatch.errors import InvalidRequestError
 from contbatch.policies.answers import reserve_of
 from contbatch.request import Request
@@ -16,11 +17,11 @@ def require_runnable(request: Request, scheduler: "Scheduler") -> None:
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
-    if request.order >= 0 or request.is_finished:
+    if request.order >= 0 or request.finish_reason is not None:
         raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
     pool, most = scheduler.pool, scheduler.max_model_len
     prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
-    need = pool.pages_for(max(request.max_kv_tokens, reserve_of(scheduler.policy, request)))
+    need = pool.pages_for(max(prompt + output - 1, reserve_of(scheduler.policy, request)))
     if most is not None and prompt + output > most:
         fault = f"= {prompt + output} exceed max_model_len {most}"
     elif need > pool.num_pages:
@@ -30,3 +31,15 @@ def require_runnable(request: Request, scheduler: "Scheduler") -> None:
         return
     what = f"request {request.request_id!r}: {prompt} prompt + {output} output tokens"
     raise InvalidRequestError(f"{what} {fault}")
+
+
+def require_forkable(parent: Request, child: Request, scheduler: "Scheduler") -> None:
+    """Raise `InvalidRequestError` unless a request's known tokens but the last are those of a live parent."""
+    common, n = child.num_tokens - 1, child.sampling.num_samples
+    require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
+    made, most = child.num_output_tokens, child.sampling.max_tokens
+    require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
+    if scheduler.requests.get(parent.request_id) is not parent:
+        raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
+    if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
+        raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")

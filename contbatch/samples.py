@@ -9,8 +9,8 @@ FINISHED = RequestStatus.FINISHED
 
 def sample_ids(request: Request) -> list[int | str]:
     """Return the ids of all samples of a request: its own, then "id#1", "id#2" and so on."""
-    name = request.request_id
-    if request.sampling.num_samples == 1:
+    name, sampling = request.request_id, request.sampling
+    if sampling.n == 1 and sampling.best_of is None:
         return [name]
     return [name, *(f"{name}#{i}" for i in range(1, request.sampling.num_samples))]
 
@@ -61,10 +61,14 @@ def unforked(parent: Request) -> list[Request]:
 
 def answered(left: Sequence[Request]) -> list[Request]:
     """Return the requests of prompts of which the last sample is among those that just left."""
-    if not left:
-        return []
-    first = dict.fromkeys(r.parent if r.sample_index and r.parent else r for r in left)
-    return [r for r in first if r.status is FINISHED and all(child.status is FINISHED for child in r.children)]
+    first: dict[Request, None] = {}
+    for r in left:
+        first[r.parent if r.sample_index and r.parent else r] = None
+    return [r for r in first if r.status is FINISHED and not (r.children and _any_live(r.children))]
+
+
+def _any_live(requests: Sequence[Request]) -> bool:
+    return any(r.status is not FINISHED for r in requests)
 
 
 def best_samples(request: Request) -> list[Request]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
-from contbatch.checks import require, require_counts
+from contbatch.checks import require_counts
 from contbatch.contiguous import make_pool
 from contbatch.decoders import Decoders
-from contbatch.errors import InvalidRequestError, SchedulerError, StalledError
+from contbatch.errors import SchedulerError, StalledError
 from contbatch.intake import Intake
 from contbatch.logprob import Logprobs
 from contbatch.lost_step import abandon
@@ -22,7 +22,7 @@ from contbatch.policies.answers import checked, rank_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
-from contbatch.runnable import require_runnable
+from contbatch.runnable import require_forkable, require_runnable
 from contbatch.samples import live_samples, make_children, unforked
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
@@ -76,7 +76,7 @@ class Scheduler:
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self.decoders: Decoders | None = None  # a simulation's, who run besides `running`
-        self._released: list[Request] = []
+        self.released: list[Request] = []  # who left since `drain_released`
         self._num_added = self.num_steps = 0  # steps: those updated so far
         self._open_step: SchedulerOutput | None = None
 
@@ -93,11 +93,17 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; `InvalidRequestError` if it can never run."""
         self.validate(request)
+        self.queue(request)
+
+    def queue(self, request: Request) -> None:
+        """Queue a request that `validate` has let pass; `InvalidRequestError` if its id has come into use since."""
+        if request.sampling.num_samples > 1 or request.request_id in self.requests:
+            self.validate(request)
         request.order = self._num_added
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        for sample in request.samples:
+        for sample in (request, *request.children):
             self.requests[sample.request_id] = sample
         self.waiting.add(request)
 
@@ -107,19 +113,12 @@ class Scheduler:
         Full pages are shared; of a page that both go on writing the child gets a copy. If the parent runs no more when
         the child is admitted, the child computes its tokens itself.
         """
-        common, n = child.num_tokens - 1, child.sampling.num_samples
-        require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
-        made, most = child.num_output_tokens, child.sampling.max_tokens
-        require(made < most, f"output tokens of the forked request {child.request_id!r}", made, f"fewer than {most}")
-        if self.requests.get(parent.request_id) is not parent:
-            raise InvalidRequestError(f"{child!r} can't be forked from {parent!r}, which is not live in this scheduler")
-        if child.token_ids(0, common) != parent.token_ids(0, common) or child.cache_salt != parent.cache_salt:
-            raise InvalidRequestError(f"{child!r} does not go on from the tokens of {parent!r}")
+        require_forkable(parent, child, self)
         self.add(child)
         if self.decoders:
             self.decoders.release()
         self.decoders = None  # for the child looks at its parent
-        child.parent, child.num_forked_tokens = parent, common
+        child.parent, child.num_forked_tokens = parent, child.num_tokens - 1
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
@@ -137,7 +136,7 @@ class Scheduler:
 
     def drain_released(self) -> list[Request]:
         """Return the requests that left since the last call, each exactly once."""
-        released, self._released = self._released, []
+        released, self.released = self.released, []
         return released
 
     # ---- before a step -------------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ class Scheduler:
         """Move those carried on, and let the finished leave, if the policy lets them."""
         if self.decoders is not None:
             self.decoders.advance(num_steps)
-        ended = [r for r in self.running if r.finish_reason is not None]
+        ended = [r for r in self.running if r.finish_reason is not None] if self.running else []
         if ended and self.policy.may_leave(tuple(self.running)):
             for request in ended:
                 self.leave(request)
@@ -234,9 +233,10 @@ class Scheduler:
         if request.seat is not None and (self._open_step is None or request not in self._open_step.moved):
             self.prefix_cache.leave(request)
         self.vacate(request)
-        self.swap_space.give_back(request.host_pages)
+        if request.host_pages:
+            self.swap_space.give_back(request.host_pages)
         request.status = FINISHED
-        self._released.append(self.requests.pop(request.request_id))
+        self.released.append(self.requests.pop(request.request_id))
 
     def fail(self, request: Request, reason: Literal["abort", "error"], error: Exception | None) -> None:
         """End a request at once, without waiting for its batch, and the children that have no token yet."""

@@ -20,6 +20,7 @@ from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.roofline import Roofline
 from contbatch.runners.simulated import SimulatedRunner
 from contbatch.scheduler import Scheduler
+from contbatch.source import Source
 from contbatch.workload import Workload
 
 _require = partial(require, error=CostModelError)
@@ -175,17 +176,22 @@ def simulate(
     limits: dict[str, Any] = {"num_pages": num_pages, "page_size": page_size, "max_model_len": max_model_len}
     limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     limits |= {"prefix_cache": prefix_cache, "num_host_pages": num_host_pages, "layout": layout}
-    engine = simulated_engine(
-        policy, backend, skip_with=FastForward if fast_forward else None, detail=detail, log=log, **limits
-    )
     provenance = provenance_of(Experiment(policy=policy, workload=workload, backend=backend, **limits))
-    with rarely_collected():
-        source = workload.source(model_shape(backend.model).vocab_size)
-        result = engine.run(
-            source.requests(),
-            on_finish=source.on_finish,
-            in_order=source.in_order,
-            progress=progress,
-            last_arrival_s=source.last_arrival_s,
+    with rarely_collected():  # only the result is left when it ends
+        engine = simulated_engine(
+            policy, backend, skip_with=FastForward if fast_forward else None, detail=detail, log=log, **limits
         )
-    return attach(replace(result, max_num_seqs=max_num_seqs), provenance)
+        result = _run(engine, workload.source(model_shape(backend.model).vocab_size), progress)
+        engine.scheduler.decoders = None
+        del engine
+        return attach(replace(result, max_num_seqs=max_num_seqs), provenance)
+
+
+def _run(engine: Engine, source: Source, progress: bool) -> Result:
+    return engine.run(
+        source.requests(),
+        on_finish=source.on_finish,
+        in_order=source.in_order,
+        progress=progress,
+        last_arrival_s=source.last_arrival_s,
+    )

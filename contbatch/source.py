@@ -13,6 +13,8 @@ from contbatch.turn import PromptTokens, Turn
 STOP_TOKEN = 1
 """Ends an answer that is shorter than what its client asked for; only a simulated runner knows when."""
 DEFAULT_VOCAB_SIZE = 32_000
+AHEAD = 32
+"""Requests made at a time."""
 
 
 class Source:
@@ -61,9 +63,9 @@ class Source:
         return max(self._start_times, default=0.0)
 
     def requests(self) -> Iterator[Request]:
-        """Make the first request of every session."""
-        for i in self._starts:
-            yield self._request(i, self.turns[i].delay_s, ())
+        """Make the first request of every session, a few at a time: one by one between steps takes twice as long."""
+        for first in range(0, len(self._starts), AHEAD):
+            yield from [self._request(i, self.turns[i].delay_s, ()) for i in self._starts[first : first + AHEAD]]
 
     def on_finish(self, request: Request, now: float) -> list[Request]:
         """Make the request that follows one that left at `now` (seconds), if any.

@@ -1,7 +1,7 @@
 """What the scheduler decided for one step."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from contbatch.errors import SchedulerError
@@ -47,36 +47,53 @@ BINDING = ("seats", "tokens", "pages", "fragmentation")
 """Limits that may bind: seats, the token budget, pages, and (with "pages") pages that are free but not side by side."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class SchedulerOutput:
     """One step: whose tokens to compute, and what changed on the way."""
 
     step: int
-    grants: list[Grant] = field(default_factory=list)
-    decoders: DecodeSums = NO_DECODERS
+    grants: list[Grant]
+    decoders: DecodeSums
     """Who decodes besides, in a simulation."""
-    admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    moves: list[PageMove] = field(default_factory=list)
+    admitted: list[Request]
+    preempted: list[Request]
+    moves: list[PageMove]
     """To be done before anything is computed, each after the one before it: a page may be emptied by one and filled by
     the next."""
-    moved: list[Request] = field(default_factory=list)
+    moved: list[Request]
     """Those whose pages hold what they should only once all `moves` are done."""
-    forked: list[Request] = field(default_factory=list)
+    forked: list[Request]
     """Further samples of the prompts that are finished in this step: each draws its first token from its parent's
     logits."""
-    restarted: list[Request] = field(default_factory=list)
+    restarted: list[Request]
     """Running requests that outgrew their contiguous run: they begin again in a longer one."""
-    plan: list[tuple[Request, int]] = field(default_factory=list)
+    plan: list[tuple[Request, int]]
     """What the policy asked for, in its order, as far as the step went: requests and tokens."""
-    bound: set[str] = field(default_factory=set)
+    bound: set[str]
     """The limits that kept something the plan asked for out of this step, see `BINDING`."""
-    num_tokens: int = 0
+    num_tokens: int
     """Tokens computed, but those of `decoders`; together ≤ max_num_batched_tokens."""
-    num_cached_tokens: int = 0
+    num_cached_tokens: int
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
-    num_evictions: int = 0
+    num_evictions: int
     """Cached pages taken for other content."""
+
+    def __init__(
+        self,
+        step: int,
+        grants: list[Grant] | None = None,
+        plan: list[tuple[Request, int]] | None = None,
+        bound: set[str] | None = None,
+        num_tokens: int = 0,
+    ) -> None:
+        self.step, self.num_tokens = step, num_tokens
+        self.grants = [] if grants is None else grants
+        self.plan = [] if plan is None else plan
+        self.bound = set() if bound is None else bound
+        self.decoders = NO_DECODERS
+        self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
+        self.moves, self.moved = [], []
+        self.num_cached_tokens = self.num_evictions = 0
 
     def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:
         """Return (source, target) of the moves of one kind, in order: what a cost model has to price."""
@@ -85,7 +102,7 @@ class SchedulerOutput:
     def require_results(self, tokens: Collection[int | str], errors: Collection[int | str]) -> None:
         """Raise `SchedulerError` unless every live request that samples has a token or an error."""
         sampling = [request for request, _, _, samples, _ in self.grants if samples]
-        for request in sampling + self.forked:
+        for request in [*sampling, *self.forked]:
             name = request.request_id
             if name not in tokens and name not in errors and request.status is not RequestStatus.FINISHED:
                 raise SchedulerError(f"step {self.step} brought no token and no error for request {name!r}")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
-from contbatch.step import DecodeSums, SchedulerOutput
+from contbatch.step import SchedulerOutput
 from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
@@ -29,30 +29,19 @@ def count(
         held += request.status is HELD
         computed += request.num_computed_tokens
         num_pages += len(request.pages)
-    pool, bound = scheduler.pool, step.bound
-    live_pages = pool.num_live
+    pool, bound, (tokens, seqs, _, *contexts) = scheduler.pool, step.bound, StepShape.of(step.grants, step.decoders)
+    free, cached_pages = pool.num_free, pool.num_cached
+    live_pages = pool.num_pages - free - cached_pages
     # Shared pages are full, and are in more page tables than one.
     in_several = num_pages - live_pages
     kv_tokens = computed + prefill + decode + carried - pool.page_size * in_several
     counts = (
-        *(len(running) + carried, held, len(scheduler.waiting), len(step.grants) + carried),
-        *(step.num_tokens + carried, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
-        *(step.num_cached_tokens, kv_tokens, pool.num_cached, step.num_evictions),
+        *(len(running) + carried, held, len(scheduler.waiting.requests), seqs),
+        *(tokens, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
+        *(step.num_cached_tokens, kv_tokens, cached_pages, step.num_evictions),
         *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
         *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
-        pool.page_size * pool.num_free if "fragmentation" in bound else 0,
-        *StepShape.of(step.grants, step.decoders)[-3:],
+        pool.page_size * free if "fragmentation" in bound else 0,
+        *contexts,
     )
     return live_pages, counts
-
-
-def count_carried(scheduler: Scheduler, sums: DecodeSums) -> tuple[int, ...]:
-    """Do the same for a step in which all who run are carried, and who waits is kept out by seats or else pages."""
-    num_decoding, context, _ = sums
-    num_waiting, seats_free = len(scheduler.waiting), bool(scheduler.free_seats)
-    bound = num_waiting > 0
-    return (
-        *(num_decoding, 0, num_waiting, num_decoding, num_decoding, 0, num_decoding, 0, 0, 0),
-        *(0, context, 0, 0, 0, 0, 0, 0, bound and not seats_free, False, bound and seats_free),
-        *(0, context, 0, 0),
-    )

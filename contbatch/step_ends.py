@@ -8,27 +8,27 @@ class StepEnds:
     """End times of consecutive steps, in seconds, and the longest gap between those of the latest so many."""
 
     def __init__(self) -> None:
-        self._ends: list[float] = []
+        self.ends: list[float] = []
         self._peaks: list[tuple[int, float]] = []
         """Place and longest gap of those of the blocks added that no later one exceeds."""
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def add(self, start: float, ends: list[float]) -> None:
         """Add a block of steps, the first of which began at `start`, when the last one added ended."""
         longest = max(map(sub, ends, [start, *ends]))
         while self._peaks and self._peaks[-1][1] <= longest:
             self._peaks.pop()
-        self._peaks.append((len(self._ends), longest))
-        self._ends += ends
+        self._peaks.append((len(self.ends), longest))
+        self.ends += ends
 
     def since(self, first: int) -> tuple[list[float], float]:
         """Return the ends from place `first` on, where a block must begin, and the longest gap before one of them."""
         place = bisect_left(self._peaks, (first,))
-        return self._ends[first:], self._peaks[place][1]
+        return self.ends[first:], self._peaks[place][1]
 
     def clear(self) -> None:
         """Forget all that was added."""
-        self._ends.clear()
+        self.ends.clear()
         self._peaks.clear()

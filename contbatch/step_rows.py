@@ -1,5 +1,6 @@
 """Rows of steps, kept as stretches of like steps: the row of each step is worked out when the table is asked for."""
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ COUNTS = [
 ]
 """Integers of a step, in the order of the table's columns."""
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]
+CARRIED = ["step", "num_steps", "seqs", "decode_context", "waiting", "seats_bound", "left"]
 SUMMED = 1024
 """Steps in a row of a table without detail, about."""
 
@@ -35,11 +37,13 @@ class StepRows:
 
     def __init__(self, detail: bool) -> None:
         self.detail = detail
-        self._stretches: list[tuple[int, ...]] = []  # first step, number of steps, growth, counts
-        self._live_pages: list[int] = []  # these, and the next three, by step
-        self._starts: list[float] = []
-        self._elapsed: list[float] = []
+        self._counts = array("q")  # by stretch: first step, number of steps, growth, counts
+        self._carried = array("q")  # by stretch of another kind: `CARRIED`
+        self._starts: list[float] = []  # by stretch
         self._host: list[float] = []
+        self._live_pages: list[int] = []  # by step
+        self._elapsed: list[float] = []
+        self._ends: list[float] = []
         self._means: list[dict[str, float]] = []
 
     def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
@@ -57,12 +61,37 @@ class StepRows:
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._stretches.append((step, len(stretch.starts), growth, *counts))
-        self._live_pages += stretch.live_pages
-        self._starts += stretch.starts
-        self._elapsed += stretch.elapsed
-        self._host += [host_s] * len(stretch.starts)
-        if not self.detail and len(self._starts) >= SUMMED:
+        self._counts.extend((step, len(stretch.ends), growth, *counts))
+        self._add(stretch, host_s)
+
+    def add_carried(
+        self, step: int, stretch: Stretch, seqs: int, context: int, waiting: int, seats_bound: bool, left: int
+    ) -> None:
+        """Add a stretch in which all who run are carried, and who waits is kept out by seats or else pages.
+
+        Parameters
+        ----------
+        step : int
+            Number of the first.
+        stretch : Stretch
+        seqs : int
+            Who runs.
+        context : int
+            Positions that they read in the first.
+        waiting, left : int
+        seats_bound : bool
+        """
+        self._carried.extend((step, len(stretch.ends), seqs, context, waiting, seats_bound, left))
+        self._add(stretch, 0.0)
+
+    def _add(self, stretch: Stretch, host_s: float) -> None:
+        start, elapsed, ends, live_pages = stretch
+        self._starts.append(start)
+        self._host.append(host_s)
+        self._live_pages += live_pages
+        self._elapsed += elapsed
+        self._ends += ends
+        if not self.detail and len(self._ends) >= SUMMED:
             self._sum_up()
 
     def frame(self) -> "pd.DataFrame":
@@ -75,30 +104,51 @@ class StepRows:
         return pd.DataFrame(self._means, columns=STEP_COLUMNS)
 
     def _columns(self) -> dict[str, NDArray[Any]]:
-        names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
-        table = np.array(self._stretches, np.int64).reshape(-1, len(names))
-        lengths = table[:, 1]
-        last = np.cumsum(lengths)
-        nth = np.arange(len(self._starts)) - np.repeat(last - lengths, lengths)  # within its stretch
-        columns: dict[str, NDArray[Any]] = dict(zip(names, np.repeat(table.T, lengths, axis=1), strict=True))
+        table, n = self._table(), len(self._ends)
+        lengths = table["num_steps"]
+        first = np.cumsum(lengths) - lengths
+        nth = np.arange(n) - np.repeat(first, lengths)  # within its stretch
+        none = [name for name, values in table.items() if not values.any()]
+        columns: dict[str, NDArray[Any]] = dict(zip(none, np.zeros((len(none), n), np.int64), strict=True))
+        columns |= {name: np.repeat(values, lengths) for name, values in table.items() if name not in columns}
         columns["step"] += nth
         columns["kv_tokens"] += nth * columns["growth"]
         columns["decode_context"] += nth * columns["growth"]
         columns["left"] = np.where(nth == columns["num_steps"] - 1, columns["left"], 0)
         columns["num_steps"] = np.ones_like(nth)
         columns["live_pages"] = np.array(self._live_pages, np.int64)
-        seconds = {"start_s": self._starts, "elapsed_s": self._elapsed, "host_s": self._host}
-        columns |= {name: np.array(values, np.float64) for name, values in seconds.items()}
-        columns |= {name: columns[name].astype(bool) for name in ("seats_bound", "tokens_bound", "pages_bound")}
-        columns["internal_slots"] = np.zeros_like(nth)
+        ends, columns["start_s"] = np.array(self._ends, np.float64), np.empty(n)
+        columns["start_s"][1:] = ends[:-1]
+        columns["start_s"][first] = self._starts
+        columns["elapsed_s"] = np.array(self._elapsed, np.float64)
+        columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
+        for name in ("seats_bound", "tokens_bound", "pages_bound"):
+            columns[name] = np.repeat(table[name].astype(bool), lengths)
+        columns["internal_slots"] = nth
         return {name: columns[name] for name in STEP_COLUMNS}
 
+    def _table(self) -> dict[str, NDArray[np.int64]]:
+        """Return what is counted by stretch."""
+        names = ["step", "num_steps", "growth", *(name for name in COUNTS if name != "live_pages")]
+        listed = np.array(self._counts, np.int64).reshape(-1, len(names)).T
+        carried = dict(zip(CARRIED, np.array(self._carried, np.int64).reshape(-1, len(CARRIED)).T, strict=True))
+        carried |= dict.fromkeys(("growth", "seats", "tokens", "decode_tokens", "sampled_tokens"), carried["seqs"])
+        carried["kv_tokens"] = carried["decode_context"]
+        carried["pages_bound"] = (carried["waiting"] > 0) & (carried["seats_bound"] == 0)
+        none = np.zeros_like(carried["step"])
+        order = np.argsort(np.concatenate([listed[0], carried["step"]]))
+        return {
+            name: np.concatenate([values, carried.get(name, none)])[order]
+            for name, values in zip(names, listed, strict=True)
+        }
+
     def _sum_up(self) -> None:
-        if not self._starts:
+        if not self._ends:
             return
         columns = self._columns()
         row = {name: float(values.mean()) for name, values in columns.items()}
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
-        self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._starts)})
-        for rows in (self._stretches, self._live_pages, self._starts, self._elapsed, self._host):
+        self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
+        del self._counts[:], self._carried[:]
+        for rows in (self._starts, self._host, self._live_pages, self._elapsed, self._ends):
             rows.clear()

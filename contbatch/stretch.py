@@ -1,52 +1,53 @@
 """Consecutive steps in which the same requests decode."""
 
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
 
 class Stretch(NamedTuple):
-    """Consecutive steps that are alike; each list is by step."""
+    """Consecutive steps that are alike, each beginning when the one before it ends; the lists are by step."""
 
-    starts: list[float]
+    start: float
     """Seconds, as the next two."""
     elapsed: list[float]
     ends: list[float]
     live_pages: list[int]
 
+    @property
+    def starts(self) -> list[float]:
+        """When each of them begins."""
+        return [self.start, *self.ends[:-1]]
 
-def find_stretch(
-    seconds: Callable[[int], float],
-    context: int,
-    growth: int,
-    now: float,
-    until: float,
-    live_pages: list[int],
-    resize_s: float = 0.0,
-) -> Stretch | None:
-    """Return the steps from `now` on that begin before `until`, as far as there are pages for them; None if none.
+
+def find_times(
+    seconds: Callable[[int], float], context: int, growth: int, now: float, until: float, most: int, resize_s: float
+) -> tuple[list[float], list[float]]:
+    """Return how long steps from `now` on take that begin before `until`, and when they end; the first ones at least.
 
     Parameters
     ----------
     seconds : callable
         Seconds of a step by its `decode_context`.
     context, growth : int
-        That of the first step, and by how much it is larger in each step than in the one before.
+        That of the first step, and by how much it is larger in each step than in the one before; growth ≥ 1.
     now, until : float
         Seconds.
-    live_pages : list of int
-        After each step for which there are pages.
+    most : int
+        Steps.
     resize_s : float
         Seconds that the first step takes more, since it has another number of rows than the last one.
     """
-    elapsed, times = list[float](), [now]
-    for nth in range(len(live_pages)):
-        if now >= until:
-            break
-        step_s = seconds(context + nth * growth) + (0.0 if nth else resize_s)
-        if not 0 <= step_s < inf:  # an impossible time is the engine's to refuse
-            break
-        elapsed.append(step_s)
-        now += step_s
-        times.append(now)
-    return Stretch(times[:-1], elapsed, times[1:], live_pages[: len(elapsed)]) if elapsed else None
+    if now >= until or not most:
+        return [], []
+    if (first_s := seconds(context)) > 0:  # the next ones mostly take a little longer
+        most = int(min(most, (until - now) / first_s + 1))
+    elapsed = list(map(seconds, range(context, context + most * growth, growth)))
+    elapsed[0] += resize_s
+    ends = list(accumulate(elapsed, initial=now))
+    if not (min(elapsed) >= 0 and ends[-1] < inf):  # an impossible time is the engine's to refuse
+        most = next((nth for nth, step_s in enumerate(elapsed) if not 0 <= step_s < inf), most)
+    num = bisect_left(ends, until, 1, most) if most else 0
+    return elapsed[:num], ends[1 : num + 1]

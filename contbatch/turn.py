@@ -74,16 +74,22 @@ class Turn:
     client: Client = field(default=Client())
 
     def __post_init__(self) -> None:
-        _require(is_int(self.session, 0), "session", self.session, "an integer ≥ 0")
-        _require(is_real(self.delay_s) and self.delay_s >= 0, "delay_s", self.delay_s, "finite seconds ≥ 0")
         if not isinstance(self.prompt, tuple) or {*map(type, self.prompt)} != {Segment}:
             object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
+        if not is_int(self.session, 0):
+            _require(False, "session", self.session, "an integer ≥ 0")
+        if not (is_real(self.delay_s) and self.delay_s >= 0):
+            _require(False, "delay_s", self.delay_s, "finite seconds ≥ 0")
         for key, num_tokens in self.prompt:
-            _require(is_int(key), "the key of a segment", key, "an integer")
-            _require(is_int(num_tokens, 1), "num_tokens of a segment", num_tokens, "an integer ≥ 1")
-        _require(bool(self.prompt), "prompt", self.prompt, "at least one segment")
+            if not is_int(key):
+                _require(False, "the key of a segment", key, "an integer")
+            if not is_int(num_tokens, 1):
+                _require(False, "num_tokens of a segment", num_tokens, "an integer ≥ 1")
+        if not self.prompt:
+            _require(False, "prompt", self.prompt, "at least one segment")
+        if not is_int(self.output_tokens, 1):
+            _require(False, "output_tokens", self.output_tokens, "an integer ≥ 1")
         most = self.client.max_tokens
-        _require(is_int(self.output_tokens, 1), "output_tokens", self.output_tokens, "an integer ≥ 1")
         if most is not None and self.output_tokens > most:
             _require(False, "output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
 
@@ -108,9 +114,7 @@ class PromptTokens(Sequence[int]):
     def __init__(self, parts: Iterable[Segment | Sequence[int]], vocab_size: int) -> None:
         self.parts = tuple(parts)
         self.vocab_size = vocab_size
-        self._length = 0
-        for part in self.parts:
-            self._length += part.num_tokens if isinstance(part, Segment) else len(part)
+        self._length = sum([part[1] if type(part) is Segment else len(part) for part in self.parts])
         self._tokens: array[int] | None = None
 
     def __len__(self) -> int:

@@ -1,12 +1,14 @@
 """What a policy answers, checked: a broken policy raises `PolicyError` and leaves the scheduler whole."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from contbatch.checks import is_int, require
 from contbatch.errors import PolicyError
 from contbatch.policies.policy import Plan, Policy
 from contbatch.request import Request, RequestStatus
+
+FORKING = RequestStatus.FORKING
 
 
 def checked(policy: Policy) -> Policy:
@@ -52,12 +54,12 @@ def planned(
     Those `restarted` in this step have more to compute all of a sudden, and may be named again for it: passed over.
     """
     name = f"{type(policy).__name__}.plan"
-    if not isinstance(plan, Iterable):
+    if not hasattr(plan, "__iter__"):
         raise PolicyError(f"{name} must yield (request, number of tokens), but returned {plan!r}")
     for item in plan:
         try:
             request, wanted = item
-            known = requests.get(request.request_id) is request and request.status is not RequestStatus.FORKING
+            known = requests.get(request.request_id) is request and request.status is not FORKING
         except (TypeError, ValueError, AttributeError):
             raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
         if not known:
