@@ -168,6 +168,7 @@ def kernel(tmp_path_factory):
     manager = manager_class(kernel_name="python3")
     folder = tmp_path_factory.mktemp("live")
     env = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}  # which hides the picture
+    env["CONTBATCH_CACHE"] = str(folder)  # where no older export makes a new one worth a message
     manager.start_kernel(extra_arguments=["--IPKernelApp.log_level=50"], env=env)
     client = manager.blocking_client()
     client.start_channels()
