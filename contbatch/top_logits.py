@@ -49,7 +49,7 @@ class TopLogits:
         p, count = request.sampling, likeliest_needed(request)
         if count is None and is_plain(request) and p.logprobs != -1 and p.min_p > 0:
             # Where min-p drops the least logit here, what a device left out goes too. A margin for the host's rounding.
-            with np.errstate(over="ignore"):  # minus infinity is small enough
+            with np.errstate(over="ignore", invalid="ignore"):  # minus infinity is small enough; NaN isn't
                 below = (self.values[row].min() - self.values[row].max()) / max(p.temperature, float(_FLOAT32.tiny))
             count = max(1, p.logprobs or 0) if np.exp(below) < p.min_p * (1 - 1e-5) else None
         return self.tells(row, count)

@@ -10,7 +10,7 @@ from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
 from contbatch.plugins.paged_attention import cpu, reference
-from contbatch.plugins.paged_attention.kernels import attend
+from contbatch.plugins.paged_attention.kernels import lead
 from contbatch.plugins.paged_attention.tile import exp2
 
 PAGES = [np.float32, BF16, np.int8]
@@ -212,4 +212,4 @@ def test_exp2_is_within_an_ulp():
 def test_compiled_once_per_dtype_of_pages():
     for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    assert len(attend.signatures) == 3
+    assert len(lead.signatures) == 3

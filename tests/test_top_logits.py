@@ -50,6 +50,7 @@ def problems(draw):
 @settings(max_examples=300)
 @given(problems(), st.integers(0, 99))
 @example((np.zeros((1, 40), np.float32), 8, SamplingParams()), 0)
+@example((np.array([[0, INF]], np.float32), 1, SamplingParams(min_p=0.2)), 0)
 def test_what_it_tells_is_what_the_whole_row_tells(problem, shuffle):
     rows, k, sampling = problem
     top = top_of(rows, k, np.random.default_rng(shuffle))

@@ -58,7 +58,6 @@ class _Attention(ov.Op):  # type: ignore[misc]
         pages = self._pages
         try:
             qkv = inputs[0].data
-            outputs[0].shape = [len(qkv), self._width]
             pages.attend(self._layer, qkv, outputs[0].data)
             if pages.between_layers is not None:
                 pages.between_layers()

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import re
 from pathlib import Path
 
 import openvino as ov
@@ -31,11 +32,11 @@ class MappedWeights:
             return
         self._madvise = ctypes.CDLL(None).madvise
         constants = {node.data.ctypes.data: node for node in graph.get_ops() if node.get_type_name() == "Constant"}
-        for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-            addresses, mode, *_, name = line.split(maxsplit=5)
-            if mode != "r--s" or name != str(path.resolve()):  # shared and never written: the file has all of it
-                continue
-            start, end = (int(address, 16) for address in addresses.split("-"))
+        maps = _MAPS.read_text(encoding="utf-8", errors="surrogateescape")
+        # Shared and never written: the file has all of it.
+        pattern = rf"^(\w+)-(\w+) r--s +\S+ +\S+ +\S+ +{re.escape(str(path.resolve()))}$"
+        for addresses in re.findall(pattern, maps, re.MULTILINE):
+            start, end = (int(address, 16) for address in addresses)
             held = next((node for address, node in constants.items() if start <= address < end), None)
             if held is not None:
                 self._ranges.append((start, end - start))
