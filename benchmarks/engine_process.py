@@ -1,10 +1,18 @@
 """An engine of cpu.py in a process of its own, which sleeps while others run."""
 
+import contextlib
 import json
+import math
+import os
+import signal
 import statistics
 import subprocess
 from tempfile import TemporaryFile
 from threading import Timer
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 class EngineProcess:
@@ -21,7 +29,13 @@ class EngineProcess:
         self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as the process)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # so that its children, who hold the pipe too, can be ended with it
             )
         except OSError as error:
             self.failure = f"{command[0]}: {error.strerror}"
@@ -37,7 +51,11 @@ class EngineProcess:
         finally:
             timer.cancel()
         if figures is None:
-            status = self._process.wait()
+            try:
+                status = self._process.wait(1)
+            except subprocess.TimeoutExpired:  # it closed its output, or said what is of no use
+                self._kill()
+                status = self._process.wait()
             self._errors.seek(0)
             last = [line.strip() for line in self._errors if line.strip()][-1:] or ["no message"]
             self.failure = self.failure or f"exit status {status}: {last[0]}"
@@ -46,7 +64,11 @@ class EngineProcess:
 
     def _give_up(self) -> None:
         self.failure = f"no answer in {self.timeout_s:g} s"
-        self._process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self) -> dict[str, float] | None:
         assert self._process.stdin
@@ -62,13 +84,16 @@ class EngineProcess:
             except json.JSONDecodeError:
                 continue
             if isinstance(figures, dict) and figures.keys() >= {"seconds", "tokens"}:
-                return figures
+                if all(_is_amount(value) for value in figures.values()) and figures["seconds"] > 0:
+                    return figures
+                self.failure = f"figures that can't be: {line.strip()}"
+                return None
         return None
 
     def close(self) -> None:
         """End the process."""
         if hasattr(self, "_process"):
-            self._process.kill()
+            self._kill()
             self._process.communicate()
         self._errors.close()
 

@@ -16,8 +16,6 @@ class Arriving:
         """Those aborted before they arrived are still in it, but not at its head, and no longer among `_by_id`."""
         self._by_id: dict[int | str, Request] = {}
         self._num_added = 0
-        self.next_s = inf
-        """When the next request arrives; infinity if none will."""
 
     def __bool__(self) -> bool:
         return bool(self._by_id)
@@ -36,7 +34,6 @@ class Arriving:
             self._by_id[name] = request
         heappush(self._heap, (request.arrival_time, not listed, self._num_added, request))
         self._num_added += 1
-        self.next_s = self._heap[0][0]
 
     def remove(self, request: Request) -> None:
         """Remove a request: it has arrived, or will not."""
@@ -45,11 +42,11 @@ class Arriving:
         heap = self._heap
         while heap and self._by_id.get(heap[0][-1].request_id) is not heap[0][-1]:
             heappop(heap)
-        self.next_s = heap[0][0] if heap else inf
 
-    def next_time(self) -> float:
-        """Return `next_s`."""
-        return self.next_s
+    @property
+    def next_s(self) -> float:
+        """When the next request arrives; infinity if none will."""
+        return self._heap[0][0] if self._heap else inf
 
     def pop(self) -> Request:
         """Take out the next, if there is one."""

@@ -175,7 +175,7 @@ class Engine:
 
     def next_start(self) -> float:
         """Return when the next step starts, in seconds; infinity if nobody is there or known to come."""
-        return self.now if self.scheduler.requests else max(self.now, self._arriving.next_time())
+        return self.now if self.scheduler.requests else max(self.now, self._arriving.next_s)
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""
@@ -204,7 +204,7 @@ class Engine:
 
     def _take_arrivals(self) -> None:
         while self._arriving.next_s <= self.now:
-            self.scheduler.queue(self._arriving.pop())
+            self.scheduler.add(self._arriving.pop())  # which looks again: much may have changed on the way
 
     def run(
         self,

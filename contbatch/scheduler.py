@@ -93,12 +93,6 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; `InvalidRequestError` if it can never run."""
         self.validate(request)
-        self.queue(request)
-
-    def queue(self, request: Request) -> None:
-        """Queue a request that `validate` has let pass; `InvalidRequestError` if its id has come into use since."""
-        if request.sampling.num_samples > 1 or request.request_id in self.requests:
-            self.validate(request)
         request.order = self._num_added
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)

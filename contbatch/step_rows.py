@@ -124,7 +124,7 @@ class StepRows:
         columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
         for name in ("seats_bound", "tokens_bound", "pages_bound"):
             columns[name] = np.repeat(table[name].astype(bool), lengths)
-        columns["internal_slots"] = nth
+        columns["internal_slots"] = np.zeros_like(nth)
         return {name: columns[name] for name in STEP_COLUMNS}
 
     def _table(self) -> dict[str, NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +80,20 @@ def test_equal_sequences_are_counted_by_the_time_of_their_decodes(engine):
         ("sys.exit(3)", "exit status 3: no message"),
         ("import time; time.sleep(60)", "no answer in 1 s"),
         ("nth == 1 and sys.exit('too much memory')", "exit status 1: too much memory"),
+        ("import os, time; os.write(1, b'\\xff\\n'); time.sleep(60)", "no answer in 1 s"),
+        ("import os, time; os.fork() or time.sleep(60); time.sleep(60)", "no answer in 1 s"),
+        ("import os, time; os.close(1); time.sleep(60)", "exit status -9: no message"),
+        ('print(\'{"seconds": 0, "tokens": 1}\')', 'figures that can\'t be: {"seconds": 0, "tokens": 1}'),
+        ('print(\'{"seconds": 1, "tokens": null}\')', 'figures that can\'t be: {"seconds": 1, "tokens": null}'),
     ],
 )
 def test_a_peer_that_fails_is_a_row(engine, before, message):
     process, ours = engine(before, timeout_s=1 if "sleep" in before else 60), engine(name="ours", is_peer=False)
+    began = time.monotonic()
     for _ in range(3):
         process.run()
         ours.run()
+    assert time.monotonic() - began < 30, "nobody waited for a peer's sleep to end"
     assert process.failure == message
     table = rows([process, ours])
     assert " ".join(table["peer"]) == f"failed: {message}"

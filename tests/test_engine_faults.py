@@ -1,13 +1,16 @@
 """Aborts, interrupts and errors while an engine runs: rows stay right, and the engine goes on."""
 
 from contextlib import suppress
+from heapq import heappop
 
 import pytest
 from fake_runner import engine_of, request, solo, time_of
 
-from contbatch.errors import PolicyError
+from contbatch.arriving import Arriving
+from contbatch.errors import InvalidRequestError, PolicyError
 from contbatch.policies import ChunkedPrefill, ContinuousBatching, StaticBatching
 from contbatch.request import RequestStatus
+from contbatch.sampling_params import SamplingParams
 
 # ---- aborting ----------------------------------------------------------------------------------------------------
 
@@ -28,6 +31,41 @@ def test_aborting_before_arrival_frees_the_id_and_leaves_a_row():
         9 + time_of(1),
     )
     assert (rows.finish_reason[0], rows.output_tokens[0]) == ("abort", 0)
+
+
+def _asks_for_too_much(coming):
+    coming.sampling = SamplingParams(max_tokens=10_000)
+
+
+def _runs_elsewhere(coming):
+    engine_of().run([coming])
+
+
+@pytest.mark.parametrize("change", [_asks_for_too_much, _runs_elsewhere])
+def test_a_request_that_can_run_no_more_when_it_arrives_is_refused_alone(change):
+    engine, coming = engine_of(), request("a", at=5.0)
+    engine.add(coming)
+    change(coming)
+    with pytest.raises(InvalidRequestError):
+        engine.run([])
+    following = engine.run([request("b", output=3, at=9.0)])
+    assert following.requests.output_tokens.tolist() == [3]
+
+
+def test_an_interrupt_between_leaving_the_queue_and_noting_it_does_not_move_who_comes_next(monkeypatch):
+    arriving, first = Arriving(), request("a", at=1.0)
+    arriving.add(first)
+    arriving.add(request("b", at=500.0))
+    monkeypatch.setattr("contbatch.arriving.heappop", lambda heap: (heappop(heap), raise_interrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        arriving.remove(first)
+    monkeypatch.undo()
+    assert arriving.next_s == 500
+    assert arriving.pop().request_id == "b"
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("release", ["token", "batch"])

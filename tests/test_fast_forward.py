@@ -140,6 +140,7 @@ def test_a_row_without_detail_is_the_mean_of_its_steps(monkeypatch):
     limits = {"num_pages": 60, "page_size": 4, "max_num_seqs": 4}
     load = Poisson(rate=0.1, num_requests=30, prompt=Uniform(1, 30), output=Uniform(1, 30))
     whole, brief = (run(load.requests(), cb.ChunkedPrefill(), limits, True, detail=d)[1] for d in (True, False))
+    assert not brief.steps.internal_slots.any(), "it is not counted then"
     assert len(brief.steps) > 3
     assert brief.steps.num_steps.sum() == len(whole.steps)
     for row in brief.steps.to_dict("records"):
