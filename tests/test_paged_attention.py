@@ -144,6 +144,18 @@ def test_nan_stays_in_its_sequence():
     assert output[1:].tobytes() == clean[1:].tobytes()
 
 
+@pytest.mark.parametrize("new", [1, 7])  # from pages, and in a tile
+def test_scores_of_minus_infinity_in_a_whole_tile(new):
+    outputs = []
+    for key in (-1e4, -3e38):  # the scores of the latter are beyond float32
+        problem = Problem([(100, new)])
+        problem.qkv[:, :192] = 1
+        problem.caches[0][problem.at(0, np.arange(80))] = key
+        outputs.append(problem.cpu()[0])
+    assert np.isfinite(outputs[0]).all()
+    assert outputs[0].tobytes() == outputs[1].tobytes()
+
+
 def test_two_threads_at_once():
     problems = [Problem([(300, 1), (0, 90)], heads=9, kv_heads=3, seed=seed) for seed in range(2)]
     expected, results = [p.cpu(num_threads=1) for p in problems], [[], []]

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import re
+from bisect import bisect_left
 from pathlib import Path
 
 import openvino as ov
@@ -32,15 +33,16 @@ class MappedWeights:
             return
         self._madvise = ctypes.CDLL(None).madvise
         constants = {node.data.ctypes.data: node for node in graph.get_ops() if node.get_type_name() == "Constant"}
+        known = sorted(constants)
         maps = _MAPS.read_text(encoding="utf-8", errors="surrogateescape")
         # Shared and never written: the file has all of it.
         pattern = rf"^(\w+)-(\w+) r--s +\S+ +\S+ +\S+ +{re.escape(str(path.resolve()))}$"
         for addresses in re.findall(pattern, maps, re.MULTILINE):
             start, end = (int(address, 16) for address in addresses)
-            held = next((node for address, node in constants.items() if start <= address < end), None)
-            if held is not None:
+            nth = bisect_left(known, start)
+            if nth < len(known) and known[nth] < end:
                 self._ranges.append((start, end - start))
-                self._held.append(held)
+                self._held.append(constants[known[nth]])
 
     def release(self) -> None:
         """Give the memory back; who reads it again finds it in the system's file cache."""

@@ -33,6 +33,8 @@ KEYS, VALUES, NONE = 0, TILE, 2 * TILE
 """Where the scales of a tile's keys, those of its values, and ones begin."""
 LOG2_E = np.float32(1.4426950408889634)
 MASKED = np.float32(-np.inf)
+LOWEST = np.finfo(np.float32).min
+"""In place of -inf, from which nothing can be subtracted, when all scores so far are that."""
 ZERO = np.float32(0)
 ONE = np.float32(1)
 
@@ -74,7 +76,7 @@ def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
         values = output[row]
         for d in range(len(values)):
             values[d] *= shrink
-    total[row] += exp_scores(score, i, top[row], scales, VALUES)
+    total[row] += exp_scores(score, i, max(top[row], LOWEST), scales, VALUES)
 
 
 @njit(**EXACT)
