@@ -1,6 +1,9 @@
 """The op against dense attention; CASES 21 and 23 to 26, and the promises of the README. CASES 22: see _contract."""
 
+import hashlib
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
-from contbatch.plugins.paged_attention import cpu, reference
+from contbatch.plugins.paged_attention import cpu, kernels, reference
 from contbatch.plugins.paged_attention.kernels import lead
 from contbatch.plugins.paged_attention.tile import exp2
 
@@ -219,6 +222,18 @@ def test_exp2_is_within_an_ulp():
     assert y[0] == 1
     assert not y[-3:].any()
     assert np.isnan(many(np.full(1, np.nan, np.float32))).all()
+
+
+def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
+    folder, files, found = Path(kernels.__file__).parent, {"kernels"}, set()
+    while files - found:
+        found |= files
+        for name in files.copy():
+            text = (folder / f"{name}.py").read_text(encoding="utf-8")
+            files |= set(re.findall(r"^from contbatch\.plugins\.paged_attention\.(\w+) import", text, re.MULTILINE))
+    content = b"".join((folder / f"{name}.py").read_bytes() for name in sorted(found - {"kernels"}))
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    assert digest == kernels.SOURCES, f'write SOURCES = "{digest}" into kernels.py'
 
 
 def test_compiled_once_per_dtype_of_pages():

@@ -1,4 +1,4 @@
-"""One task: the query rows of a block of tokens take in their keys. After a change here touch kernels.py."""
+"""One task: the query rows of a block of tokens take in their keys. See `kernels.SOURCES`."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Brings tiles of `TILE` keys and values from their pages. After a change here touch kernels.py, see intrinsics."""
+"""Brings tiles of `TILE` keys and values from their pages. See `kernels.SOURCES`."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from typing import Any

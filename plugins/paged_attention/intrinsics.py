@@ -2,7 +2,7 @@
 
 Products are in products.py, the softmax is in softmax.py. The vectors are `TILE` floats wide: LLVM splits them into
 whatever registers the machine has (8 × 256 bits, 16 × 128…).
-Numba's on-disk cache watches only the file of the kernel itself: after a change here, touch kernels.py.
+See `kernels.SOURCES` for what else to do after a change.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 

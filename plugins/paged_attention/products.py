@@ -1,8 +1,8 @@
 """Products of query rows with keys and of weights with values, as LLVM IR; only inside jitted code.
 
 A sum runs in one order, fused, whether its matrix is a tile (`add_product`) or lies in the pages (`score_rows`,
-`add_rows`) and however many rows are computed at once: the same bits in every case. After a change here touch
-kernels.py, see intrinsics.
+`add_rows`) and however many rows are computed at once: the same bits in every case.
+See `kernels.SOURCES`.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 

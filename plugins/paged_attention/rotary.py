@@ -1,4 +1,4 @@
-"""Rotates heads, and stores a step's keys and values. After a change here touch kernels.py, see intrinsics."""
+"""Rotates heads, and stores a step's keys and values. See `kernels.SOURCES`."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import numpy as np

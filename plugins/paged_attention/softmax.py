@@ -1,4 +1,4 @@
-"""Scores of a tile → weights, in registers, as LLVM IR; only inside jitted code. After a change touch kernels.py."""
+"""Scores of a tile → weights, in registers, as LLVM IR; only inside jitted code. See `kernels.SOURCES`."""
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import math
