@@ -47,7 +47,7 @@ def make_scratch(num_rows, head_size):
 def attend_block(task, following, turn, step, pages, output, parts, scratch, span, sums):
     """Work on a task, whose first tile is in rows[turn] of scratch; return where the first of the following is.
 
-    `span` and `sums` are empty sums, and are left so. See `kernels.attend` for `step` and `pages`.
+    `span` and `sums` are empty sums, and are left so. See `kernels._work` for `step` and `pages`.
     """
     qkv, block_table, cos, sin, (group, factor, softcap, window, interleaved) = step
     _, _, keys, values, key_scales, value_scales = pages
