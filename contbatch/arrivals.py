@@ -6,11 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from contbatch.checks import is_int, is_real, require, require_positive, require_seconds
+from contbatch.checks import is_int, is_real, require, require_positive, require_seconds, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.portable import Floats, exp, exponentials, gammas, log
 
 _require = partial(require, error=WorkloadError)
+MAX_SIZE = 10_000_000
+"""Of a burst: as many as a workload may have requests."""
 
 
 class Arrivals(ABC):
@@ -79,7 +81,7 @@ class BurstArrivals(Arrivals):
     every_s: float
 
     def __post_init__(self) -> None:
-        _require(is_int(self.size, 1), "size", self.size, "an integer ≥ 1")
+        _require(is_int(self.size, 1, MAX_SIZE), "size", self.size, f"an integer in [1, {MAX_SIZE}]")
         require_positive(WorkloadError, every_s=self.every_s)
 
     def times(self, n: int, *key: int | str) -> Floats:  # noqa: ARG002
@@ -112,9 +114,10 @@ class DiurnalArrivals(Arrivals):
     slot_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", tuple(self.rates))
+        limit = "finite numbers ≥ 0, one of them > 0"
+        object.__setattr__(self, "rates", tuple_of(self.rates, "rates", limit, WorkloadError))
         rates_ok = all(is_real(rate) and rate >= 0 for rate in self.rates) and any(self.rates)
-        _require(rates_ok, "rates", self.rates, "finite numbers ≥ 0, one of them > 0")
+        _require(rates_ok, "rates", self.rates, limit)
         require_positive(WorkloadError, slot_s=self.slot_s)
 
     def times(self, n: int, *key: int | str) -> Floats:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contbatch.build import build
-from contbatch.checks import require
+from contbatch.checks import is_int, is_one_of, require, require_type, shown
 from contbatch.errors import InvalidRequestError
 from contbatch.export import read_config
 from contbatch.policies import Policy
@@ -125,9 +125,19 @@ def engine_of(
     return build_engine(model, most, options, ordinal=ordinal)
 
 
-def require_backend(backend: str, attention: str) -> None:
-    """Raise `InvalidRequestError` for a backend that there isn't, or a form of attention that it hasn't."""
-    require(backend in BACKENDS, "backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
+MAX_THREADS = 1024
+
+
+def require_backend(
+    backend: str, attention: str, precision: str | None, kv_dtype: str | None, num_threads: int | None
+) -> None:
+    """Raise `InvalidRequestError` for a backend that there isn't, or options that none can have."""
+    for name, value in (("precision", precision), ("kv_dtype", kv_dtype)):
+        require(value is None or isinstance(value, str), name, value, "None or a string")
+    threads_ok = num_threads is None or is_int(num_threads, 1, MAX_THREADS)
+    require(threads_ok, "num_threads", num_threads, f"None or an integer in [1, {MAX_THREADS}]")
+    require_type("attention", attention, str)
+    require(is_one_of(backend, BACKENDS), "backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
     if attention != "paged" and (backend, attention) != ("tensorrt", "gather"):
         forms = "'paged' or, with backend 'tensorrt', 'gather'"
         raise InvalidRequestError(f"attention must be {forms}, got {attention!r} with backend {backend!r}")
@@ -154,5 +164,5 @@ def within(have: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("num_pages", "num_host_pages"):
         value = chosen.get(name)
         if isinstance(value, int) and value > have[name]:
-            raise InvalidRequestError(f"{name} must be at most the {have[name]} pages of this LLM, got {value}")
+            raise InvalidRequestError(f"{name} must be at most the {have[name]} pages of this LLM, got {shown(value)}")
     return chosen

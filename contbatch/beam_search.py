@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import count
 
-from contbatch.checks import is_real, require, require_counts
+from contbatch.checks import is_real, require, require_counts, require_type
 from contbatch.engine import Runner
 from contbatch.request import Request
 from contbatch.sampling_params import SamplingParams
@@ -214,6 +214,7 @@ def beam_search(
     InvalidRequestError
         A prompt can never run, or the vocabulary is smaller than the beam. Nothing has been computed then.
     """
+    require_type("params", params, BeamSearchParams)
     searches: list[_Search] = []
     try:
         for name, prompt in enumerate(prompts):

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from contbatch.cached_folder import TEMPORARY, code_hash, made_anew, problem_with, sha256_of, write_manifest
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require
 from contbatch.errors import ModelFileError, UnsupportedModelError
 from contbatch.export import export_onnx, read_config, read_metadata, require_dtype, versions
 from contbatch.garbage import give_back_memory
@@ -72,7 +72,13 @@ def build(
         An unknown dtype or quantization, or a model that can't be exported.
     """
     require_dtype(dtype)
-    require(quantization in (None, "w8a8"), "quantization", quantization, "None or 'w8a8'", UnsupportedModelError)
+    require(
+        quantization is None or is_one_of(quantization, ("w8a8",)),
+        "quantization",
+        quantization,
+        "None or 'w8a8'",
+        UnsupportedModelError,
+    )
     source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
     if cache_dir is None:
         from contbatch import catalog

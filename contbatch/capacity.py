@@ -50,6 +50,8 @@ def find_capacity(
     WorkloadError
         The promise is broken at `low`, or kept at `high`.
     """
+    for name, function in (("run", run), ("keeps", keeps)):
+        _require(callable(function), name, function, "callable")
     require_positive(WorkloadError, low=low, high=high, tolerance=tolerance)
     _require(low < high, "low", low, f"below high = {high!r}")
     best, beyond = run(low), run(high)

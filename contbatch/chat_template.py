@@ -10,6 +10,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from contbatch.checks import shown
 from contbatch.errors import InvalidRequestError, ModelFileError
 
 
@@ -96,8 +97,8 @@ def _check(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise InvalidRequestError(f"messages must be {form}, got {messages!r}")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"messages[{i}] must be a mapping with role and content, got {message!r}")
+            raise InvalidRequestError(f"messages[{i}] must be a mapping with role and content, got {shown(message)}")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise InvalidRequestError(f"messages[{i}][{key!r}] must be text, got {message.get(key)!r}")
+                raise InvalidRequestError(f"messages[{i}][{key!r}] must be text, got {shown(message.get(key))}")
     return [dict(message) for message in messages]

@@ -1,12 +1,15 @@
 """Checks of values from outside: a bad one raises a typed error that names it and its limit."""
 
-import math
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from contbatch.errors import ContbatchError, InvalidRequestError
 
 T = TypeVar("T")
+_MOST = sys.float_info.max
+"""Larger integers are refused: they are no floats, and beyond 4300 digits Python does not even print them."""
 
 
 def require(
@@ -14,17 +17,58 @@ def require(
 ) -> None:
     """Raise `error` saying that `name` must be `limit`, unless `condition` holds."""
     if not condition:
-        raise error(f"{name} must be {limit}, got {value!r}")
+        raise error(f"{name} must be {limit}, got {shown(value)}")
 
 
-def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+def require_type(name: str, value: object, kind: type, error: type[ContbatchError] = InvalidRequestError) -> None:
+    """Raise `error` for a value that is no instance of `kind`."""
+    require(isinstance(value, kind), name, value, f"of type {kind.__name__}", error)
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)`, or what stands for it if that raises: a message must not hide another."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that can't be printed"
+
+
+def is_int(value: object, low: float = -_MOST, high: float = _MOST) -> bool:
     """Whether a value is an integer, and no bool, in [low, high]."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_real(value: object) -> bool:
     """Whether a value is a finite number, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST <= value <= _MOST
+
+
+def is_limit(value: object) -> bool:
+    """Whether a value is a number ≥ 0, or infinity for none."""
+    return (is_real(value) or isinstance(value, float)) and value >= 0  # type: ignore[operator]
+
+
+def is_one_of(value: object, names: Collection[str]) -> bool:
+    """Whether a value is a string, and one of these."""
+    return isinstance(value, str) and value in names
+
+
+def is_key(value: object) -> bool:
+    """Whether a value, with all that it holds, is hashable and can be printed."""
+    try:
+        hash(value)
+        str(value)
+    except Exception:
+        return False
+    return True
+
+
+def tuple_of(
+    value: object, name: str, limit: str, error: type[ContbatchError] = InvalidRequestError
+) -> tuple[Any, ...]:
+    """Return the items of a value as a tuple; `error`, which says what it must be, if it has none."""
+    require(isinstance(value, Iterable), name, value, limit, error)
+    return tuple(value)  # type: ignore[arg-type]
 
 
 def require_positive(error: type[ContbatchError], **values: float) -> None:

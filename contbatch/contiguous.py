@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require
 from contbatch.errors import PagePoolError
 from contbatch.pages import PagePool
 
@@ -163,6 +163,6 @@ def make_pool(layout: str, num_pages: int, page_size: int, shared: bool) -> Page
     InvalidRequestError
         Another layout, or contiguous pages that shall be shared.
     """
-    require(layout in LAYOUTS, "layout", layout, "'paged' or 'contiguous'")
+    require(is_one_of(layout, LAYOUTS), "layout", layout, "'paged' or 'contiguous'")
     require(layout == "paged" or not shared, "prefix_cache", shared, "False with layout 'contiguous'")
     return (ContiguousPool if layout == "contiguous" else PagePool)(num_pages, page_size)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import inf
 from numbers import Real
 from typing import Any, Protocol
 
-from contbatch.checks import require_seconds
+from contbatch.checks import require_seconds, shown
 from contbatch.errors import CostModelError
 from contbatch.step_shape import StepShape
 
@@ -26,6 +27,11 @@ class CostModel(Protocol):
         ...
 
 
+def is_cost_model(value: object) -> bool:
+    """Whether a value has the methods of a `CostModel`."""
+    return callable(getattr(value, "seconds", None)) and callable(getattr(value, "swap_seconds", None))
+
+
 def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], float]:
     """Return the seconds of steps that differ from a shape in their `decode_context` only, as a function of it.
 
@@ -41,8 +47,11 @@ def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], flo
 def require_number(cost: CostModel, name: str, value: Any) -> float:
     """Return what a cost model said; `CostModelError`, which names both, if it is no number."""
     if type(value) is not float and not isinstance(value, Real):  # numpy's are, but to ask takes longer
-        raise CostModelError(f"{name} of the cost model {cost!r:.80} must be a number of seconds, got {value!r}")
-    return float(value)
+        raise CostModelError(f"{name} of the cost model {cost!r:.80} must be a number of seconds, got {shown(value)}")
+    try:
+        return float(value)
+    except OverflowError:  # of an integer; the engine refuses it
+        return inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require, require_counts, require_positive, require_seconds
-from contbatch.errors import CostModelError, InvalidRequestError
+from contbatch.checks import require, require_positive, require_seconds, require_type
+from contbatch.errors import CostModelError, InvalidRequestError, RouterError, WorkloadError
 from contbatch.fleet import Balancer, FleetResult, feed, result_of
 from contbatch.garbage import rarely_collected
 from contbatch.hardware import DTYPE_BYTES
-from contbatch.machines import EventLoop, Machines
+from contbatch.machines import EventLoop, Machines, require_machines
 from contbatch.metrics import Result
 from contbatch.model_shape import model_shape
 from contbatch.policies import ChunkedPrefill, Policy
 from contbatch.request import Request, RequestStatus
 from contbatch.routers import LeastTokens, Router
 from contbatch.runners.simulated import num_steps_alike
-from contbatch.simulation import Simulated
+from contbatch.simulation import Simulated, simulated
 from contbatch.workload import Workload
 
 
@@ -139,15 +139,23 @@ def simulate_disaggregated(
     **limits
         Of all of them, and `detail`: see `simulate`. A prefix cache is used by the prefill replicas only.
     """
-    require_counts(num_prefill=num_prefill, num_decode=num_decode)
-    policy = policy or ChunkedPrefill()
+    require_machines(num_prefill=num_prefill, num_decode=num_decode)
+    require_type("workload", workload, Workload, WorkloadError)
+    policy, backend = ChunkedPrefill() if policy is None else policy, simulated(backend)
+    link, routers = Link() if link is None else link, (LeastTokens(), LeastTokens()) if routers is None else routers
+    require_type("policy", policy, Policy)
+    require_type("link", link, Link)
+    pair = isinstance(routers, (tuple, list)) and len(routers) == 2
+    require(pair, "routers", routers, "a pair: of prompts, of answers", RouterError)
+    for name, own in (("prefill", prefill), ("decode", decode)):
+        require(own is None or isinstance(own, Mapping), name, own, "a mapping of limits")
     streams = policy.release == "token"
     require(streams, "policy", policy, "one that releases tokens as they are made", InvalidRequestError)
     kinds = [{**limits, **(prefill or {})}, {**limits, **(decode or {}), "prefix_cache": False}]
     for name in ("num_pages", "page_size", "detail"):
-        same = kinds[0].get(name) == kinds[1].get(name)
+        same = kinds[0].get(name) is kinds[1].get(name) or kinds[0].get(name) == kinds[1].get(name)
         require(same, f"{name} of prefill and decode", [kind.get(name) for kind in kinds], "the same")
-    run = _Run(workload, (num_prefill, num_decode), policy, backend or Simulated(), link or Link(), routers, kinds)
+    run = _Run(workload, (num_prefill, num_decode), policy, backend, link, routers, kinds)
     with rarely_collected():
         return run.to_the_end()
 
@@ -179,7 +187,7 @@ class _Run:
         policy: Policy,
         backend: Simulated,
         link: Link,
-        routers: tuple[Router, Router] | None,
+        routers: tuple[Router, Router],
         kinds: list[dict[str, Any]],
     ) -> None:
         shape = model_shape(backend.model)
@@ -188,9 +196,7 @@ class _Run:
         shared: dict[str, Any] = {"isolated": False, "policy": policy, "backend": backend}
         self.prefill = Machines(numbers[0], self._prompt_finished, **shared, **kinds[0])
         self.decode = Machines(numbers[1], self._answer_finished, **shared, **kinds[1])
-        self.balancers = [
-            Balancer(router, n) for router, n in zip(routers or (LeastTokens(), LeastTokens()), numbers, strict=True)
-        ]
+        self.balancers = [Balancer(router, n) for router, n in zip(routers, numbers, strict=True)]
         self.loop = EventLoop([self.prefill, self.decode])
         self.live: dict[int | str, Request] = {}
         self.sent_by = [0.0] * numbers[0]

@@ -7,9 +7,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from contbatch.arriving import Arriving
+from contbatch.checks import is_key, require, require_type
 from contbatch.decision_log import DecisionLog
 from contbatch.engine_run import OnFinish, Run, Watch
-from contbatch.errors import InvalidRequestError, RunnerError
+from contbatch.errors import DecisionLogError, InvalidRequestError, RunnerError
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.recorder import Recorder
@@ -82,12 +83,12 @@ class Engine:
         fast_forward: "FastForward | None" = None,
         detail: bool = True,
     ) -> None:
-        self.scheduler = scheduler
-        self.runner = runner
-        self.on_token = on_token
-        self.log = log
-        self.fast_forward, self.detail = fast_forward, detail
-        self.now = 0.0
+        require_type("scheduler", scheduler, Scheduler)
+        require(callable(getattr(runner, "execute", None)), "runner", runner, "a Runner")
+        require(on_token is None or callable(on_token), "on_token", on_token, "None or callable")
+        require(log is None or isinstance(log, DecisionLog), "log", log, "None or a DecisionLog", DecisionLogError)
+        self.scheduler, self.runner, self.on_token, self.log = scheduler, runner, on_token, log
+        self.fast_forward, self.detail, self.now = fast_forward, detail, 0.0
         self.forget()
         self._arriving = Arriving()
         self._is_stepping = False
@@ -122,7 +123,7 @@ class Engine:
 
     def abort(self, request_id: int | str) -> None:
         """End a request in any state; unknown ids are ignored."""
-        if (request := self._arriving.get(request_id)) is not None:
+        if is_key(request_id) and (request := self._arriving.get(request_id)) is not None:
             request_id = request.request_id  # before it arrives a further sample can't end without the others
             self._arriving.remove(request)
             self.scheduler.add(request)
@@ -163,8 +164,9 @@ class Engine:
         if self.log is not None:
             self.log.begin(step, self.scheduler, self.now)
         result = self.runner.execute(step)
-        if not 0 <= result.elapsed_s < inf:
-            raise RunnerError(f"elapsed_s of step {step.step} must be finite seconds ≥ 0, got {result.elapsed_s!r}")
+        if not (result.elapsed_s >= 0 and self.now + result.elapsed_s < inf):
+            what = f"elapsed_s of step {step.step} at {self.now} s"
+            raise RunnerError(f"{what} must be finite seconds ≥ 0, as must its end, got {result.elapsed_s!r}")
         left = self.scheduler.update(step, result.tokens, result.errors, self.on_token, result.scores)
         host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
         self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
@@ -196,11 +198,10 @@ class Engine:
         return left
 
     def _record_left(self) -> None:
-        if not (left := self.scheduler.drain_released()):
-            return
-        self.recorder.leave(left, self.scheduler.num_steps, self.now)
-        if self.log is not None:
-            self.log.end(left)
+        if left := self.scheduler.drain_released():
+            self.recorder.leave(left, self.scheduler.num_steps, self.now)
+            if self.log is not None:
+                self.log.end(left)
 
     def _take_arrivals(self) -> None:
         while self._arriving.next_s <= self.now:
@@ -238,7 +239,7 @@ class Engine:
             Called with the engine and the requests that left after each step, such as a `Live`.
         """
         self.forget()
-        run = Run(self, requests, on_finish or (lambda *_: ()), in_order)
+        run = Run(self, requests, (lambda *_: ()) if on_finish is None else on_finish, in_order)
         try:
             run.to_the_end(progress, last_arrival_s, watch)
         except BaseException:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from contbatch.checks import require
+from contbatch.checks import require, require_type
 from contbatch.errors import InvalidRequestError
 from contbatch.progress import progress_bar
 from contbatch.request import Request
@@ -13,8 +13,8 @@ from contbatch.samples import answered
 if TYPE_CHECKING:
     from contbatch.engine import Engine
 
-OnFinish = Callable[[Request, float], Iterable[Request]]
-"""Takes a request that left and the time, and returns those that come because of it."""
+OnFinish = Callable[[Request, float], Iterable[Request] | None]
+"""Takes a request that left and the time, and returns those that come because of it, if any."""
 Watch = Callable[["Engine", Sequence[Request]], None]
 """Told, after each step or stretch of steps, of the engine and the requests that left."""
 
@@ -27,6 +27,8 @@ class Run:
     """
 
     def __init__(self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish, in_order: bool) -> None:
+        require(isinstance(requests, Iterable), "what is run", requests, "a list of requests")
+        require(callable(on_finish), "on_finish", on_finish, "callable")
         self.engine, self.on_finish = engine, on_finish
         self.names: dict[int | str, bool] = {}
         """Ids of the requests, and whether they were added: those that can never run were not."""
@@ -85,7 +87,8 @@ class Run:
         One that was refused or aborted does not count: the engine would think that nobody comes before those it knows.
         """
         heard = False
-        while (request := next(self._coming, None)) is not None:
+        for request in self._coming:
+            _require_request(request)
             if request.arrival_time < self._heard_s:
                 raise InvalidRequestError(
                     f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
@@ -100,13 +103,14 @@ class Run:
 
     def _submit(self, requests: Iterable[Request]) -> None:
         """Add requests, and those that follow the ones that can never run."""
+        require(isinstance(requests, Iterable), "what comes of a request", requests, "a list of requests")
         coming = deque(requests)
         while coming:
             coming.extend(self._add(coming.popleft()))
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        require(isinstance(request, Request), "what is run", request, "a Request")
+        _require_request(request)
         name = request.request_id
         if name in self.names and request.order < 0:
             raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")
@@ -115,6 +119,10 @@ class Run:
         except InvalidRequestError as error:
             self.engine.reject(request, error)
             self.names[name] = False
-            return self.on_finish(request, max(self._began_s, request.arrival_time))
+            return self.on_finish(request, max(self._began_s, request.arrival_time)) or ()
         self.names[name] = True
         return ()
+
+
+def _require_request(given: object) -> None:
+    require_type("what is run", given, Request)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from contbatch.checks import replaced, require, require_counts
+from contbatch.checks import replaced, require, require_counts, require_type
 from contbatch.decision_log import DecisionLog
 from contbatch.description import describe, digest, restore
 from contbatch.errors import ExperimentError
@@ -90,6 +90,7 @@ class Experiment:
     @classmethod
     def from_json(cls, text: str) -> "Experiment":
         """Read what `to_json` wrote; `ExperimentError` if it is something else."""
+        require_type("what is read", text, str, ExperimentError)
         try:
             experiment = restore(json.loads(text))
         except json.JSONDecodeError as error:

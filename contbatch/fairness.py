@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require, require_positive
+from contbatch.checks import is_limit, require, require_positive, require_type, shown
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 
@@ -22,7 +22,10 @@ def jain(shares: Iterable[float]) -> float:
     InvalidRequestError
         No shares, or one that is negative or not finite.
     """
-    x = np.array(list(shares), float)
+    try:
+        x = np.array(list(shares), float)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequestError(f"shares must be a list of numbers, got {shown(shares)}") from None
     require(x.size > 0, "the number of shares", 0, "at least 1")
     for share in x[~(np.isfinite(x) & (x >= 0))][:1].tolist():
         require(False, "a share", share, "a finite number ≥ 0")
@@ -61,7 +64,8 @@ def by_client(
         `until_s` is given, and the run kept no times of tokens.
     """
     require_positive(InvalidRequestError, prompt_weight=prompt_weight, output_weight=output_weight)
-    require(until_s >= 0, "until_s", until_s, "seconds ≥ 0")
+    require_type("result", result, Result)
+    require(is_limit(until_s), "until_s", until_s, "seconds ≥ 0")
     rows = result.requests
     if until_s == inf:
         begun, made = rows.output_tokens > 0, rows.output_tokens
@@ -76,7 +80,7 @@ def by_client(
             "client_id": rows.client_id,
             "requests": 1,
             "finished": done,
-            "service": prompt_weight * prompts + output_weight * made,
+            "service": float(prompt_weight) * prompts + float(output_weight) * made,
             "output_tokens": rows.output_tokens.where(done, 0),
             "seconds": rows.e2e_s.where(done, 0.0),
             "met": result.meets(**limits),

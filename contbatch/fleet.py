@@ -9,18 +9,18 @@ from typing import Any
 
 import pandas as pd
 
-from contbatch.checks import is_int, require, require_counts
+from contbatch.checks import is_int, require, require_type
 from contbatch.engine import Engine
-from contbatch.errors import RouterError
+from contbatch.errors import RouterError, WorkloadError
 from contbatch.fairness import jain
 from contbatch.garbage import rarely_collected
-from contbatch.machines import EventLoop, Machines
+from contbatch.machines import EventLoop, Machines, require_machines
 from contbatch.metrics import Result
 from contbatch.model_shape import model_shape
 from contbatch.policies import Policy
 from contbatch.request import Request
 from contbatch.routers import LeastTokens, Loads, Router
-from contbatch.simulation import Simulated
+from contbatch.simulation import Simulated, simulated
 from contbatch.source import Source
 from contbatch.workload import Workload
 
@@ -152,8 +152,9 @@ def simulate_fleet(
     RouterError
         The router chose a replica that there is not.
     """
-    require_counts(num_replicas=num_replicas)
-    backend = backend or Simulated()
+    require_machines(num_replicas=num_replicas)
+    require_type("workload", workload, Workload, WorkloadError)
+    backend = simulated(backend)
     source = workload.source(model_shape(backend.model).vocab_size)
     balancer = Balancer(LeastTokens() if router is None else router, num_replicas)
 

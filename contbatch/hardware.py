@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from contbatch.checks import is_int, require, require_positive
+from contbatch.checks import is_int, is_one_of, require, require_positive, require_type
 from contbatch.errors import CostModelError
 
 _require = partial(require, error=CostModelError)
@@ -43,8 +43,10 @@ class Hardware:
     source: str
 
     def __post_init__(self) -> None:
+        require_type("name", self.name, str, CostModelError)
+        require_type("peak_flops", self.peak_flops, Mapping, CostModelError)
         for dtype, flops in self.peak_flops.items():
-            _require(dtype in DTYPE_BYTES, "a type of peak_flops", dtype, f"one of {', '.join(DTYPE_BYTES)}")
+            _require(is_one_of(dtype, DTYPE_BYTES), "a type of peak_flops", dtype, f"one of {', '.join(DTYPE_BYTES)}")
             require_positive(CostModelError, **{f"peak_flops of {dtype}": flops})
         for name in ("memory_bytes_per_s", "peer_bytes_per_s", "host_bytes_per_s"):
             require_positive(CostModelError, **{name: getattr(self, name)})
@@ -117,5 +119,5 @@ def hardware(name: str | Hardware) -> Hardware:
     """Find a device by name; `CostModelError` lists those that are known."""
     if isinstance(name, Hardware):
         return name
-    _require(isinstance(name, str) and name in HARDWARE, "gpu", name, f"a Hardware or one of {', '.join(HARDWARE)}")
+    _require(is_one_of(name, HARDWARE), "gpu", name, f"a Hardware or one of {', '.join(HARDWARE)}")
     return HARDWARE[name]

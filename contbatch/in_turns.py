@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contbatch.checks import require
+from contbatch.checks import require, tuple_of
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.engine_run import Run
@@ -73,7 +73,7 @@ def run_in_turns(experiments: Iterable[Experiment], *, log: bool = False) -> lis
     RunnerError
         Another call on the LLM is still going on.
     """
-    given = list(experiments)
+    given = tuple_of(experiments, "experiments", "a list of experiments", ExperimentError)
     llm, pages = _llm_of(given), _pages_of(given)
     firsts = np.cumsum([0, *pages]).tolist()
     used = llm.description() | {"num_host_pages": PagesFrom.num_host_pages}

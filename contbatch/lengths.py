@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from contbatch.checks import is_int, is_real, require, require_positive
+from contbatch.checks import is_int, is_real, require, require_positive, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.portable import exp, exponentials, log, normals, uniforms
 
@@ -164,8 +164,9 @@ class Quantiles(Lengths):
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(self.levels))
-        object.__setattr__(self, "tokens", tuple(self.tokens))
+        for name in ("levels", "tokens"):
+            numbers = tuple_of(getattr(self, name), name, "a list of numbers", WorkloadError)
+            object.__setattr__(self, name, numbers)
         levels, tokens = self.levels, self.tokens
         rising = len(levels) >= 2 and all(map(is_real, levels)) and list(levels) == sorted(set(levels))
         _require(rising and (levels[0], levels[-1]) == (0, 1), "levels", levels, "rising from 0 to 1")

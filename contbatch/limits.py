@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import pandas as pd
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, is_real, require, require_type, tuple_of
 from contbatch.metrics import Result
 
 LIMITS = ("seats", "tokens", "pages")
@@ -31,10 +31,14 @@ def limits_bound(
     InvalidRequestError
         A limit that there is not.
     """
+    require_type("results", results, Mapping)
+    studied = tuple_of(studied, "studied", f"some of {', '.join(LIMITS)}")
     for name in studied:
-        require(name in LIMITS, "a studied limit", name, f"one of {', '.join(LIMITS)}")
+        require(is_one_of(name, LIMITS), "a studied limit", name, f"one of {', '.join(LIMITS)}")
+    require(is_real(at_least), "at_least", at_least, "a share of the steps")
     rows = {}
     for run, result in results.items():
+        require_type("what is compared", result, Result)
         shares = {name: float(result.steps[f"{name}_bound"].astype(float).mean()) for name in LIMITS}
         also = [name for name in LIMITS if name not in studied and shares[name] > 0 and shares[name] >= at_least]
         percent: dict[str, object] = {name: 100 * share for name, share in shares.items()}

@@ -79,8 +79,8 @@ class LLM:
         num_threads: int | None = None,
         attention: str = "paged",
     ) -> None:
-        require_backend(backend, attention)
-        self.policy = policy or ChunkedPrefill()
+        require_backend(backend, attention, precision, kv_dtype, num_threads)
+        self.policy = ChunkedPrefill() if policy is None else policy
         limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}

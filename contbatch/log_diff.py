@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
+from contbatch.checks import require_type
 from contbatch.decision import MOVES, REASONS
 from contbatch.decision_log import DecisionLog
+from contbatch.errors import DecisionLogError
 from contbatch.log_check import State
 from contbatch.step import BINDING
 
@@ -136,6 +138,7 @@ def first_difference(one: DecisionLog, other: DecisionLog) -> Difference | None:
 
     A difference in the steps' times alone counts if there is no other; then one of the schedulers' settings alone.
     """
+    require_type("what is compared", other, DecisionLog, DecisionLogError)
     names = {**one.settings, **other.settings}
     each = {name: (one.settings.get(name), other.settings.get(name)) for name in names}
     settings = tuple(f"{name}: {first} and {second}" for name, (first, second) in each.items() if first != second)

@@ -6,6 +6,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
+from contbatch.checks import is_int, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError
 from contbatch.fast_forward import FastForward
@@ -18,6 +19,15 @@ Action = Callable[[float], None]
 """Something that happens, and the time, in seconds."""
 OnFinish = Callable[[int, Request, float], None]
 """Told the machine, a request that left it or was refused, and when."""
+
+
+MAX_MACHINES = 100_000
+
+
+def require_machines(**counts: object) -> None:
+    """Raise `InvalidRequestError` for the first number of machines that is out of its limits."""
+    for name, number in counts.items():
+        require(is_int(number, 1, MAX_MACHINES), name, number, f"an integer in [1, {MAX_MACHINES}]")
 
 
 class _UpTo(FastForward):

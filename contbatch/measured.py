@@ -99,6 +99,7 @@ class Measured(Linear):
 def _steps_of(run: Result | pd.DataFrame) -> pd.DataFrame:
     """Return the rows of single steps with the columns of `FEATURES`."""
     steps = run.steps if isinstance(run, Result) else run
+    require(isinstance(steps, pd.DataFrame), "run", run, "a Result or a DataFrame", CostModelError)
     columns = ["elapsed_s", "host_s", *(name for name in FEATURES.values() if name != "resized")]
     if missing := [column for column in columns if column not in steps]:
         raise CostModelError(f"the steps lack the column {missing[0]!r}; needed are {', '.join(columns)}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, require, require_type
 from contbatch.errors import CostModelError
 from contbatch.model import ModelConfig
 
@@ -53,6 +53,9 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in (*_SIZES, "max_position"):
             _require(is_int(getattr(self, name), 1), name, getattr(self, name), "an integer ≥ 1")
+        for name in ("gated", "biased", "qkv_bias", "qk_norm", "tied"):
+            require_type(name, getattr(self, name), bool, CostModelError)
+        require_type("source", self.source, str, CostModelError)
         groups_ok = self.num_heads % self.kv_num_heads == 0
         _require(groups_ok, "num_heads", self.num_heads, f"a multiple of kv_num_heads = {self.kv_num_heads}")
         _require(is_int(self.position_rows, 0), "position_rows", self.position_rows, "an integer ≥ 0")

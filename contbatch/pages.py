@@ -27,6 +27,9 @@ from contbatch.errors import PagePoolError
 MAX_PAGES = 10_000_000
 """Each costs some 50 bytes of bookkeeping, whatever its content."""
 
+MAX_PAGE_SIZE = 1_000_000
+"""Tokens: more than any model takes."""
+
 
 class PagePool:
     """A fixed number of equal pages, handed out by reference count.
@@ -36,7 +39,7 @@ class PagePool:
     num_pages : int
         Pages in the pool, in [1, `MAX_PAGES`].
     page_size : int
-        Tokens in a page, ≥ 1.
+        Tokens in a page, in [1, `MAX_PAGE_SIZE`].
     """
 
     layout = "paged"
@@ -44,6 +47,7 @@ class PagePool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         require_counts(num_pages=num_pages, page_size=page_size)
         require(num_pages <= MAX_PAGES, "num_pages", num_pages, f"at most {MAX_PAGES}")
+        require(page_size <= MAX_PAGE_SIZE, "page_size", page_size, f"at most {MAX_PAGE_SIZE}")
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_evictions = 0

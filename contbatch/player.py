@@ -57,6 +57,8 @@ class Player:
         self.film = film
         tokens = film.tokens()
         if tokenizer is not None:
+            told = callable(getattr(tokenizer, "token_text", None))
+            require(told, "tokenizer", tokenizer, "a Tokenizer or None", DecisionLogError)
             self._texts = {token: tokenizer.token_text(token) for token in tokens}
         else:  # one token and no other means that nobody made up a text
             self._texts = dict.fromkeys(tokens, "▪") if len(tokens) == 1 else {token: f"{token} " for token in tokens}
@@ -134,8 +136,8 @@ def replay(source: Result | DecisionLog | str | Path, *, tokenizer: "Tokenizer |
         A result without a log that can't be run again; a log that is empty or was changed, or, if it comes from a file,
         tells of what can't have happened.
     """
-    if isinstance(source, Result):
-        tokenizer = tokenizer or getattr(source.experiment and source.experiment.backend, "tokenizer", None)
+    if isinstance(source, Result) and tokenizer is None:
+        tokenizer = getattr(source.experiment and source.experiment.backend, "tokenizer", None)
     player = Player(Film.of(_log_of(source)), tokenizer)
     closes_on_rerun(player.close)
     return player

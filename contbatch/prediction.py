@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require, tuple_of
 from contbatch.metrics import Result
 
 FIGURES = ("output_tokens_per_s", *(f"{name}_p{p}" for name in ("ttft_s", "tpot_s") for p in (50, 90, 99)))
@@ -38,6 +38,9 @@ def prediction_errors(simulated: Result, measured: Sequence[Result], figures: Se
     require(runs_ok, "measured", measured, "a list of one result or more")
     for result in (simulated, *measured):
         require(isinstance(result, Result), "what is compared", result, "a Result")
+    figures, known = tuple_of(figures, "figures", "names of figures"), simulated.summary().index
+    for name in figures:
+        require(is_one_of(name, known), "a figure", name, f"one of {', '.join(known)}")
     runs = pd.DataFrame([run.summary()[list(figures)] for run in measured])
     table = pd.DataFrame({"measured": runs.median(), "simulated": simulated.summary()[list(figures)]})
     table["error"] = table.simulated / table.measured - 1

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from operator import index
 from typing import Any
 
+from contbatch.checks import shown
 from contbatch.errors import InvalidRequestError
 from contbatch.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 def parts(prompt: Any) -> list[Any]:
     """List what a prompt, or an iterable of prompts, consists of."""
     if isinstance(prompt, (bytes, Mapping, Set)) or not isinstance(prompt, Iterable):  # a set has no order
-        raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got {prompt!r:.80}")
+        raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got {shown(prompt):.80}")
     return list(prompt)
 
 

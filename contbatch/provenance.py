@@ -101,7 +101,7 @@ def attach(result: Result, provenance: Provenance) -> Result:
     return replace(result, provenance=provenance)
 
 
-def title_of_runs(experiments: "list[Experiment]") -> str:
+def title_of_runs(experiments: "Sequence[Experiment]") -> str:
     """Say in one line what was run: policy, workload and device, as far as they are the same for all."""
     titles = [(repr(e.policy), _brief(e.workload), _device(e.backend)) for e in experiments]
     return ", ".join(parts[0] for parts in zip(*titles, strict=True) if len(set(parts)) == 1)

@@ -3,10 +3,11 @@
 from collections.abc import Hashable, Sequence
 from enum import Enum
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_key, is_real, require
 from contbatch.errors import InvalidRequestError
 from contbatch.logprob import Logprobs
 from contbatch.sampling_params import SamplingParams
+from contbatch.token_ids import end_tokens, prompt_length
 
 
 class RequestStatus(Enum):
@@ -83,9 +84,11 @@ class Request:
         sampling_ok = isinstance(sampling, SamplingParams)
         if not sampling_ok:
             require(False, "sampling", sampling, "a SamplingParams")
+        if not (is_int(request_id) or is_key(request_id)):
+            require(False, "request_id", request_id, "hashable")
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
-        self.num_prompt_tokens = _prompt_length(request_id, prompt_token_ids, num_prompt_tokens)
+        self.num_prompt_tokens = prompt_length(request_id, prompt_token_ids, num_prompt_tokens)
         self.sampling = sampling
         self.arrival_time = arrival_time
         self.priority = priority
@@ -94,7 +97,7 @@ class Request:
         self.tpot_target_s = tpot_target_s
         self.expected_output_tokens = sampling.max_tokens if expected_output_tokens is None else expected_output_tokens
         self.cache_salt = cache_salt
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = end_tokens(request_id, eos_token_ids)
         eos = () if sampling.ignore_eos else self.eos_token_ids
         self.stop_ids = frozenset(sampling.stop_token_ids + eos)
         self._check()
@@ -141,8 +144,7 @@ class Request:
             self._refuse("arrival_time", "finite seconds ≥ 0")
         if not is_real(self.priority):
             self._refuse("priority", "a finite number")
-        client_ok = self.client_id is None or isinstance(self.client_id, Hashable)  # the check takes long
-        if not client_ok:
+        if not (self.client_id is None or is_key(self.client_id)):
             self._refuse("client_id", "hashable")
         for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
             if not (target is None or (is_real(target) and target > 0)):
@@ -234,17 +236,3 @@ class Request:
             f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
             f"output {self.num_output_tokens}/{self.sampling.max_tokens}, computed {self.num_computed_tokens})"
         )
-
-
-def _prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
-    """Return the length of a prompt that is given as token ids or as a length; `InvalidRequestError` if it is not."""
-    if (token_ids is None) == (length is None):
-        given = "given prompt_token_ids or num_prompt_tokens, one of the two"
-        require(False, f"request {request_id!r}", (token_ids, length), given)
-    if token_ids is not None:
-        if not hasattr(token_ids, "__len__") or isinstance(token_ids, (str, bytes)):
-            require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
-        length = len(token_ids)
-    if not is_int(length, 1):
-        require(False, f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
-    return length or 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, replaced, require, require_seconds
+from contbatch.checks import is_int, is_one_of, is_real, replaced, require, require_seconds
 from contbatch.errors import CostModelError
 from contbatch.hardware import DTYPE_BYTES, Hardware, hardware
 from contbatch.model import ModelConfig
@@ -60,7 +60,7 @@ class Roofline:
 
     def __post_init__(self) -> None:
         gpu, shape, split = hardware(self.gpu), model_shape(self.model), self.tensor_parallel
-        known = self.dtype in gpu.peak_flops
+        known = is_one_of(self.dtype, gpu.peak_flops)
         _require(known, f"dtype on {gpu.name}", self.dtype, f"one of {', '.join(gpu.peak_flops)}")
         _require(is_int(split, 1), "tensor_parallel", split, "an integer ≥ 1")
         heads, kv_heads = shape.num_heads, shape.kv_num_heads
@@ -111,7 +111,9 @@ class Roofline:
         Activations are taken to fit in the rest. `CostModelError` if the weights alone do not fit.
         """
         limit = "in (0, 1]"
-        _require(0 < memory_utilization <= 1, "memory_utilization", memory_utilization, limit)
+        _require(
+            is_real(memory_utilization) and 0 < memory_utilization <= 1, "memory_utilization", memory_utilization, limit
+        )
         gpu = hardware(self.gpu)
         usable = int(gpu.memory_bytes * memory_utilization)
         if (tokens := (usable - self.weight_bytes) // self.kv_bytes_per_token) < 1:

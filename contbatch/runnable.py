@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from contbatch.checks import require
+from contbatch.checks import require, require_type
 from contbatch.errors import InvalidRequestError
 from contbatch.policies.answers import reserve_of
 from contbatch.request import Request
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def require_runnable(request: Request, scheduler: "Scheduler") -> None:
     """Raise `InvalidRequestError` if a request was used before, has an id that is in use, or is too long."""
+    require_type("what is added", request, Request)
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
@@ -35,6 +36,8 @@ def require_runnable(request: Request, scheduler: "Scheduler") -> None:
 
 def require_forkable(parent: Request, child: Request, scheduler: "Scheduler") -> None:
     """Raise `InvalidRequestError` unless a request's known tokens but the last are those of a live parent."""
+    for name, given in (("the parent", parent), ("the fork", child)):
+        require_type(name, given, Request)
     common, n = child.num_tokens - 1, child.sampling.num_samples
     require(n == 1, f"n of the forked request {child.request_id!r}", n, "1")
     made, most = child.num_output_tokens, child.sampling.max_tokens

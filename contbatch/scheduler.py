@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
 from typing import Literal
 
-from contbatch.checks import require_counts
+from contbatch.checks import is_key, require, require_counts
 from contbatch.contiguous import make_pool
 from contbatch.decoders import Decoders
 from contbatch.errors import SchedulerError, StalledError
@@ -27,6 +27,7 @@ from contbatch.samples import live_samples, make_children, unforked
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
+MAX_SEATS = 1_000_000
 FORKING, HELD, FINISHED = RequestStatus.FORKING, RequestStatus.HELD, RequestStatus.FINISHED
 
 
@@ -65,6 +66,7 @@ class Scheduler:
         num_host_pages: int = 0,
     ) -> None:
         require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        require(max_num_seqs <= MAX_SEATS, "max_num_seqs", max_num_seqs, f"at most {MAX_SEATS}")
         require_counts(max_model_len=1 if max_model_len is None else max_model_len)
         self.policy = checked(policy)
         self.pool = make_pool(layout, num_pages, page_size, shared=prefix_cache)
@@ -116,6 +118,8 @@ class Scheduler:
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
+        if not is_key(request_id):
+            return
         if self.decoders:
             self.decoders.release()
         for request in live_samples(request_id, self.requests):

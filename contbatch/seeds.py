@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from contbatch.checks import is_real, require
+from contbatch.checks import is_key, is_real, require, require_type, tuple_of
 from contbatch.errors import MissingDependencyError
 
 
@@ -44,9 +44,16 @@ def confidence(
         from scipy.special import stdtrit
     except ImportError as error:
         raise MissingDependencyError("intervals need scipy: pip install 'contbatch[simulation]'") from error
-    by = [by] if isinstance(by, str) else list(by)
+    require_type("table", table, pd.DataFrame)
+    by = [by] if isinstance(by, str) else list(tuple_of(by, "by", "names of columns"))
+    figures = tuple_of(figures, "figures", "names of columns")
     for name in [*by, *figures]:
-        require(name in table.columns, "a column of the table", name, f"one of {', '.join(map(str, table.columns))}")
+        require(
+            is_key(name) and name in table.columns,
+            "a column of the table",
+            name,
+            f"one of {', '.join(map(str, table.columns))}",
+        )
     require(bool(by), "by", by, "one column or more")
     require(is_real(level) and 0 < level < 1, "level", level, "a probability in (0, 1)")
     numbers = table.select_dtypes("number").columns.difference([*by, "seed"], sort=False)

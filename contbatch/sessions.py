@@ -12,7 +12,7 @@ from contbatch.errors import WorkloadError
 from contbatch.lengths import Lengths, Uniform, as_lengths
 from contbatch.portable import exponentials
 from contbatch.turn import Client, Segment, Turn
-from contbatch.workload import ORCA_OUTPUT, ORCA_PROMPT, SharedPrefix, Workload, new_keys, require_seeded
+from contbatch.workload import ORCA_OUTPUT, ORCA_PROMPT, SharedPrefix, Workload, new_keys, require_asked, require_seeded
 
 _require = partial(require, error=WorkloadError)
 
@@ -60,6 +60,7 @@ class ClosedLoop(Workload):
         enough = self.num_requests >= self.num_clients
         _require(enough, "num_requests", self.num_requests, f"at least num_clients = {self.num_clients}")
         require_seconds(WorkloadError, think_s=self.think_s)
+        require_asked(self.prefix, self.client)
         _set_lengths(self, "prompt", "output")
 
     def turns(self) -> list[Turn]:
@@ -114,6 +115,7 @@ class Conversations(Workload):
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_conversations=self.num_conversations)
         require_seconds(WorkloadError, think_s=self.think_s)
+        require_asked(self.prefix, self.client)
         _set_lengths(self, "turns_each", "prompt", "output")
 
     def turns(self) -> list[Turn]:
@@ -164,6 +166,7 @@ class AgentLoops(Workload):
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_tasks=self.num_tasks)
         require_seconds(WorkloadError, tool_s=self.tool_s)
+        require_asked(self.prefix, self.client)
         _set_lengths(self, "tool_calls", "task", "call", "result", "answer")
 
     def turns(self) -> list[Turn]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, replaced, require, require_counts
-from contbatch.cost import CostModel
+from contbatch.checks import is_int, is_real, replaced, require, require_counts, require_type
+from contbatch.cost import CostModel, is_cost_model
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
@@ -61,6 +61,7 @@ class Simulated:
         _require(is_real(share) and 0 < share <= 1, "memory_utilization", share, "in (0, 1]")
         _require(self.kv_tokens is None or is_int(self.kv_tokens, 1), "kv_tokens", self.kv_tokens, "None or ≥ 1")
         model_shape(self.model)
+        _require(self.cost is None or is_cost_model(self.cost), "cost", self.cost, "None or a CostModel")
         if self.kv_tokens is None:
             self.roofline.kv_capacity(share)  # raises if the weights do not fit
         elif self.cost is None:
@@ -83,11 +84,17 @@ class Simulated:
 
     def runner(self, page_size: int = 16) -> SimulatedRunner:
         """Make a runner for `Engine`, on pages of so many tokens."""
-        return SimulatedRunner(self.cost or self.roofline, page_size)
+        return SimulatedRunner(self.roofline if self.cost is None else self.cost, page_size)
 
     def replace(self, **changes: Any) -> "Simulated":
         """Return a copy with some fields changed; an unknown field raises `CostModelError`."""
         return replaced(self, changes, CostModelError)
+
+
+def simulated(backend: Simulated | None) -> Simulated:
+    """Return a backend, `Simulated()` if None; `CostModelError` for anything else."""
+    require_type("backend", backend := Simulated() if backend is None else backend, Simulated, CostModelError)
+    return backend
 
 
 def simulated_engine(
@@ -108,9 +115,9 @@ def simulated_engine(
 ) -> Engine:
     """Make an engine on a simulated device; see `simulate` for the parameters."""
     require_counts(page_size=page_size)
-    backend = backend or Simulated()
+    backend = simulated(backend)
     scheduler = Scheduler(
-        policy or ChunkedPrefill(),
+        ChunkedPrefill() if policy is None else policy,
         num_pages=backend.kv_capacity // page_size if num_pages is None else num_pages,
         page_size=page_size,
         max_num_seqs=max_num_seqs,
@@ -172,7 +179,7 @@ def simulate(
     from contbatch.experiment import Experiment  # which is made of parts of this module
     from contbatch.provenance import attach, provenance_of
 
-    policy, backend = policy or ChunkedPrefill(), backend or Simulated()
+    policy, backend = ChunkedPrefill() if policy is None else policy, simulated(backend)
     limits: dict[str, Any] = {"num_pages": num_pages, "page_size": page_size, "max_model_len": max_model_len}
     limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     limits |= {"prefix_cache": prefix_cache, "num_host_pages": num_host_pages, "layout": layout}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, require, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.request import Request
 from contbatch.sampling_params import SamplingParams
@@ -34,7 +34,9 @@ class Source:
 
     def __init__(self, turns: Sequence[Turn], vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
         require(is_int(vocab_size, 1, 2**31), "vocab_size", vocab_size, "an integer in [1, 2**31]", WorkloadError)
-        self.turns, self.vocab_size = tuple(turns), vocab_size
+        self.turns, self.vocab_size = tuple_of(turns, "turns", "a list of turns", WorkloadError), vocab_size
+        for kind in {*map(type, self.turns)}:
+            require(issubclass(kind, Turn), "a turn", kind, "a Turn", WorkloadError)
         starts = [i for i, (a, b) in enumerate(pairwise(self.turns), 1) if a.session != b.session]
         self._starts = [0, *starts] if self.turns else []
         sessions = [self.turns[i].session for i in self._starts]

@@ -48,6 +48,7 @@ def find_times(
     elapsed[0] += resize_s
     ends = list(accumulate(elapsed, initial=now))
     if not (min(elapsed) >= 0 and ends[-1] < inf):  # an impossible time is the engine's to refuse
-        most = next((nth for nth, step_s in enumerate(elapsed) if not 0 <= step_s < inf), most)
+        times = enumerate(zip(elapsed, ends[1:], strict=True))
+        most = next((nth for nth, (step_s, end) in times if not (step_s >= 0 and end < inf)), most)
     num = bisect_left(ends, until, 1, most) if most else 0
     return elapsed[:num], ends[1 : num + 1]

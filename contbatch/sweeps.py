@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from contbatch.catalog import cache_dir
-from contbatch.checks import require
+from contbatch.checks import is_int, require, tuple_of
 from contbatch.description import code_version
 from contbatch.errors import ExperimentError, MissingDependencyError
 from contbatch.experiment import Experiment, run
@@ -52,7 +52,9 @@ def sweep(
     ExperimentError
         Something in `experiments` is not an experiment; nothing has run then.
     """
-    points = list(experiments)
+    points = tuple_of(experiments, "experiments", "a list of experiments", ExperimentError)
+    jobs_ok = n_jobs is None or (is_int(n_jobs, -(2**31), 2**31 - 1) and n_jobs != 0)
+    require(jobs_ok, "n_jobs", n_jobs, "None, -1 or an integer ≥ 1", ExperimentError)
     for i, point in enumerate(points):
         require(isinstance(point, Experiment), f"experiment {i}", point, "an Experiment", ExperimentError)
     keys = [point.hash for point in points]
@@ -126,7 +128,7 @@ def _write(path: Path, row: Row) -> None:
     os.replace(part, path)  # whole or not at all
 
 
-def differences(points: list[Experiment]) -> list[Row]:
+def differences(points: Sequence[Experiment]) -> list[Row]:
     """Return, for each experiment, the fields in which not all are equal.
 
     A field is called by its own name if no other of that name differs, else by its path: `workload.seed`. A policy, and

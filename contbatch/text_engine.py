@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from contbatch.beam_search import BeamSearchResult
+from contbatch.checks import tuple_of
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine, Runner
 from contbatch.engine_run import OnFinish
@@ -201,7 +202,9 @@ class TextEngine:
 
         `told` says where the result comes from, if the requests are all there is.
         """
-        requests = list(requests)  # a generator may do anything, such as calling back
+        requests = list(
+            tuple_of(requests, "what is run", "a list of requests")
+        )  # a generator may do anything, such as calling back
         with self.replaced(make_engine, "run") as engine, watching(live, repr(engine.scheduler.policy)) as watch:
             result = engine.run(requests, on_finish=on_finish, progress=progress, watch=watch)
         result = replace(result, max_num_seqs=engine.scheduler.max_num_seqs)

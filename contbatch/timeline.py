@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require_positive
+from contbatch.checks import require_positive, require_type
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 
@@ -25,6 +25,7 @@ def over_time(result: Result, every_s: float) -> pd.DataFrame:
     InvalidRequestError
         `every_s` is no finite number > 0.
     """
+    require_type("result", result, Result)
     require_positive(InvalidRequestError, every_s=every_s)
     result.require_detail("over_time()")
     steps, requests, seconds = result.steps, result.requests, result.duration_s

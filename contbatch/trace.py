@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from contbatch.arrivals import Arrivals
-from contbatch.checks import is_int, require, require_positive
+from contbatch.checks import is_int, require, require_positive, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.portable import uniforms
 from contbatch.turn import Client, Turn
@@ -36,8 +36,11 @@ class Trace(Workload):
     num_reordered: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(self.rows))
+        object.__setattr__(self, "rows", tuple_of(self.rows, "rows", "turns", WorkloadError))
         _require(all(isinstance(row, Turn) for row in self.rows), "rows", self.rows[:1], "turns")
+        _require(isinstance(self.name, str), "name", self.name, "a string")
+        for name in ("num_skipped", "num_reordered"):
+            _require(is_int(getattr(self, name), 0), name, getattr(self, name), "an integer ≥ 0")
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, overload
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_real, require, tuple_of
 from contbatch.errors import WorkloadError
 
 _require = partial(require, error=WorkloadError)
 _MASK = 2**64 - 1
+_MOST = 2**31 - 1
+"""Tokens of a segment: more than any memory has."""
 
 
 class Segment(NamedTuple):
@@ -47,6 +49,11 @@ class Client:
         _require(asked is None or is_int(asked, 1), "max_tokens", asked, "None or an integer ≥ 1")
 
 
+def require_client(client: object) -> None:
+    """Raise `WorkloadError` for what is no client."""
+    _require(isinstance(client, Client), "client", client, "a Client")
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A request of a session: a single question, a turn of a conversation, or a call of an agent.
@@ -75,7 +82,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, tuple) or {*map(type, self.prompt)} != {Segment}:
-            object.__setattr__(self, "prompt", tuple(Segment(*segment) for segment in self.prompt))
+            object.__setattr__(self, "prompt", _segments(self.prompt))
         if not is_int(self.session, 0):
             _require(False, "session", self.session, "an integer ≥ 0")
         if not (is_real(self.delay_s) and self.delay_s >= 0):
@@ -83,12 +90,14 @@ class Turn:
         for key, num_tokens in self.prompt:
             if not is_int(key):
                 _require(False, "the key of a segment", key, "an integer")
-            if not is_int(num_tokens, 1):
-                _require(False, "num_tokens of a segment", num_tokens, "an integer ≥ 1")
+            if not is_int(num_tokens, 1, _MOST):
+                _require(False, "num_tokens of a segment", num_tokens, f"an integer in [1, {_MOST}]")
         if not self.prompt:
             _require(False, "prompt", self.prompt, "at least one segment")
         if not is_int(self.output_tokens, 1):
             _require(False, "output_tokens", self.output_tokens, "an integer ≥ 1")
+        if type(self.client) is not Client:
+            require_client(self.client)
         most = self.client.max_tokens
         if most is not None and self.output_tokens > most:
             _require(False, "output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
@@ -97,6 +106,13 @@ class Turn:
     def num_new_tokens(self) -> int:
         """Prompt tokens, those of the context left out."""
         return sum(segment.num_tokens for segment in self.prompt)
+
+
+def _segments(prompt: object) -> tuple[Segment, ...]:
+    limit = "segments, or pairs of a key and a number of tokens"
+    pairs = tuple_of(prompt, "prompt", limit, WorkloadError)
+    _require(all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs), "prompt", prompt, limit)
+    return tuple(Segment(*pair) for pair in pairs)
 
 
 class PromptTokens(Sequence[int]):

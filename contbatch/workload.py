@@ -16,7 +16,7 @@ from contbatch.lengths import Lengths, Uniform, as_lengths, zipf_ranks
 from contbatch.portable import integers
 from contbatch.request import Request
 from contbatch.source import DEFAULT_VOCAB_SIZE, Source
-from contbatch.turn import Client, Segment, Turn
+from contbatch.turn import Client, Segment, Turn, require_client
 
 _require = partial(require, error=WorkloadError)
 MAX_REQUESTS = 10_000_000
@@ -81,6 +81,12 @@ class SharedPrefix:
         return [(Segment(keys[i], lengths[i]),) for i in chosen.tolist()]
 
 
+def require_asked(prefix: object, client: object) -> None:
+    """Check the shared beginnings and the client of a workload."""
+    _require(prefix is None or isinstance(prefix, SharedPrefix), "prefix", prefix, "a SharedPrefix or None")
+    require_client(client)
+
+
 def new_keys(n: int, *key: int | str) -> list[int]:
     """Draw keys of segments that nothing else has: 63 bits each."""
     keys: list[int] = (integers(n, *key, "content") >> np.uint64(1)).tolist()
@@ -121,6 +127,7 @@ class OpenLoop(Workload):
     def __post_init__(self) -> None:
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_requests=self.num_requests)
+        require_asked(self.prefix, self.client)
         for name in ("prompt", "output"):
             object.__setattr__(self, name, as_lengths(getattr(self, name), name))
 

@@ -13,7 +13,7 @@ POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glo
 HEART = [
     "checks", "contiguous", "decoders", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies",
     *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler", "start",
-    "step", "step_shape", "swap_space",
+    "step", "step_shape", "swap_space", "token_ids",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -66,7 +66,8 @@ def test_what_each_part_of_the_heart_may_see():
         "checks": {"errors"},
         "sampling_params": {"checks"},
         "logprob": set(),
-        "request": {"checks", "errors", "logprob", "sampling_params"},
+        "request": {"checks", "errors", "logprob", "sampling_params", "token_ids"},
+        "token_ids": {"checks"},
         "pages": {"checks", "errors"},
         "contiguous": {"checks", "errors", "pages"},
         "step": {"errors", "request"},

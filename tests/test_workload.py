@@ -260,7 +260,7 @@ def test_an_answer_shorter_than_asked_for_has_a_stop_token():
         (lambda: Client(ttft_target_s=0), "ttft_target_s"),
         (lambda: Turn(0, -1, ((1, 1),), 1), "delay_s must be finite seconds ≥ 0, got -1"),
         (lambda: Turn(0, 0, (), 1), "prompt must be at least one segment"),
-        (lambda: Turn(0, 0, ((1, 0),), 1), "num_tokens of a segment must be an integer ≥ 1, got 0"),
+        (lambda: Turn(0, 0, ((1, 0),), 1), r"num_tokens of a segment must be an integer in \[1, 2147483647\], got 0"),
         (lambda: Turn(0, 0, ((1, 1),), 0), "output_tokens must be an integer ≥ 1, got 0"),
         (lambda: Turn(0, 0, ((1, 1),), 9, client=Client(max_tokens=8)), "at most max_tokens = 8 of its client, got 9"),
         (lambda: Source([Turn(i, 0, ((1, 1),), 1) for i in (0, 1, 0)]), "turns must be grouped by session"),

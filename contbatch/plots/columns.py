@@ -6,12 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from contbatch.checks import require
+from contbatch.checks import require, require_type
 from contbatch.metrics import Result
 
 
 def require_columns(table: pd.DataFrame, *names: str) -> None:
     """Raise `InvalidRequestError` for the first of `names` that is no column of the table."""
+    require_type("what is drawn", table, pd.DataFrame)
     for name in names:
         require(name in table.columns, "a column of the table", name, f"one of {', '.join(map(str, table.columns))}")
 

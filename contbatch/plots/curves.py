@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require
 from contbatch.plots.colours import COLOURS, MARKERS
 from contbatch.plots.columns import require_columns, title_of
 from contbatch.plots.legend import name_lines
@@ -61,7 +61,7 @@ def curves(
         A column that the table does not have.
     """
     require_columns(table, x, y, by, *(band or ()))
-    require(log in ("", "x", "y", "xy"), "log", log, "'', 'x', 'y' or 'xy'")
+    require(is_one_of(log, ("", "x", "y", "xy")), "log", log, "'', 'x', 'y' or 'xy'")
     ax = plt.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
     for place, (server, rows) in enumerate(table.groupby(by, sort=False)):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]

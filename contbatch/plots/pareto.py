@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require
 from contbatch.plots.colours import COLOURS
 from contbatch.plots.columns import require_columns, title_of
 
@@ -23,7 +23,7 @@ def pareto_front(table: pd.DataFrame, x: str, y: str, *, x_best: Best = "high", 
     """
     require_columns(table, x, y)
     for name, best in (("x_best", x_best), ("y_best", y_best)):
-        require(best in ("high", "low"), name, best, "'high' or 'low'")
+        require(is_one_of(best, ("high", "low")), name, best, "'high' or 'low'")
     costs = [table[name].astype(float) * (-1 if best == "high" else 1) for name, best in ((x, x_best), (y, y_best))]
     points = pd.DataFrame({"x": costs[0].to_numpy(), "y": costs[1].to_numpy()}).dropna().sort_values(["x", "y"])
     best_before = points.groupby("x").y.min().cummin().shift(fill_value=np.inf)  # of strictly better x

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, is_one_of, require, shown
 from contbatch.errors import PolicyError
 from contbatch.policies.policy import Plan, Policy
 from contbatch.request import Request, RequestStatus
@@ -14,9 +14,9 @@ FORKING = RequestStatus.FORKING
 def checked(policy: Policy) -> Policy:
     """Return an own copy of a policy, if it is one and says when tokens reach the client."""
     if not isinstance(policy, Policy):
-        raise PolicyError(f"policy must be an instance of Policy, got {policy!r}")
+        raise PolicyError(f"policy must be an instance of Policy, got {shown(policy)}")
     what = f"{type(policy).__name__}.release"
-    require(policy.release in ("token", "batch"), what, policy.release, "'token' or 'batch'", PolicyError)
+    require(is_one_of(policy.release, ("token", "batch")), what, policy.release, "'token' or 'batch'", PolicyError)
     return copy.deepcopy(policy)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from contbatch.checks import require
+from contbatch.checks import is_one_of, require
 from contbatch.policies.policy import Policy
 from contbatch.request import Request
 
@@ -32,7 +32,7 @@ class Preemptive(Policy):
 
     def __post_init__(self) -> None:
         choices: tuple[str, ...] = get_args(Victim)
-        require(self.victim in choices, "victim", self.victim, f"one of {', '.join(choices)}")
+        require(is_one_of(self.victim, choices), "victim", self.victim, f"one of {', '.join(choices)}")
 
     def reserve(self, request: Request) -> int:  # noqa: D102
         # Else a prompt admitted for its first chunk would take the pages of older, decoding requests for its next.

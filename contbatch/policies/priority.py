@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
+from contbatch.checks import require
 from contbatch.policies.policy import Plan, everything
 from contbatch.policies.preemptive import Preemptive
 from contbatch.request import Request
@@ -30,6 +31,10 @@ class Priority(Preemptive):
     steady = True
 
     preempt: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(isinstance(self.preempt, bool), "preempt", self.preempt, "True or False")
 
     def rank(self, request: Request) -> float:  # noqa: D102
         return request.priority

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal, get_args
 
-from contbatch.checks import is_int, is_real, require
+from contbatch.checks import is_int, is_one_of, is_real, require
 from contbatch.policies.chunked_prefill import ChunkedPrefill
 from contbatch.request import Request
 
@@ -40,7 +40,7 @@ class ShortestJobFirst(ChunkedPrefill):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.by in LENGTHS, "by", self.by, f"one of {', '.join(LENGTHS)}")
+        require(is_one_of(self.by, LENGTHS), "by", self.by, f"one of {', '.join(LENGTHS)}")
         require(is_real(self.error) and self.error >= 0, "error", self.error, "a finite number ≥ 0")
         require(is_int(self.seed), "seed", self.seed, "an integer")
 

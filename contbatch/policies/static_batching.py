@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from sys import maxsize
 from typing import Literal
 
-from contbatch.checks import require, require_counts
+from contbatch.checks import is_one_of, require, require_counts
 from contbatch.policies.policy import Plan, Policy
 from contbatch.request import Request
 
@@ -35,11 +36,11 @@ class StaticBatching(Policy):
     def __post_init__(self) -> None:
         require_counts(batch_size=self.batch_size)
         require(isinstance(self.pad, bool), "pad", self.pad, "True or False")
-        require(self.release in ("token", "batch"), "release", self.release, "'token' or 'batch'")
+        require(is_one_of(self.release, ("token", "batch")), "release", self.release, "'token' or 'batch'")
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         if not running:
-            self._batch[:] = islice(waiting, self.batch_size)
+            self._batch[:] = islice(waiting, min(self.batch_size, maxsize))
         for r in self._batch:  # if the budget is too small for all their prompts, the last join in later steps
             if not r.is_finished or (self.pad and r in running):
                 yield r, r.num_uncomputed_tokens

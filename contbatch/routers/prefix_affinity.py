@@ -1,6 +1,6 @@
 """To whoever has seen the beginning of the prompt before."""
 
-from contbatch.checks import require, require_counts
+from contbatch.checks import is_limit, require, require_counts
 from contbatch.request import Request
 from contbatch.routers.router import Loads, Router
 
@@ -23,14 +23,14 @@ class PrefixAffinity(Router):
 
     def __init__(self, block_size: int = 64, lead: float = 16384) -> None:
         require_counts(block_size=block_size)
-        require(lead >= 0, "lead", lead, "a number of tokens ≥ 0")
+        require(is_limit(lead), "lead", lead, "a number of tokens ≥ 0")
         self.block_size, self.lead = block_size, lead
         self._last: dict[int, int] = {}
 
     def choose(self, request: Request, loads: Loads) -> int:  # noqa: D102
         blocks, emptiest = self._blocks(request), int(loads.tokens.argmin())
         chosen = next((self._last[block] for block in reversed(blocks) if block in self._last), emptiest)
-        if loads.tokens[chosen] > loads.tokens[emptiest] + self.lead:
+        if loads.tokens[chosen] > int(loads.tokens[emptiest]) + self.lead:
             chosen = emptiest
         self._last |= dict.fromkeys(blocks, chosen)
         return chosen

@@ -75,7 +75,10 @@ class ModelRunner:
         if request.prompt_token_ids is None:
             raise InvalidRequestError(f"request {request.request_id!r} has only a length; a model needs token ids")
         limit = self.model.config.vocab_size
-        ids = np.asarray(request.prompt_token_ids)
+        try:
+            ids = np.asarray(request.prompt_token_ids)
+        except ValueError:  # a list of several lengths in it
+            ids = np.zeros(0, object)
         if ids.dtype.kind not in "iu":
             raise InvalidRequestError(f"request {request.request_id!r}: token ids must be integers, got {ids.dtype}")
         if (bad := ids[(ids < 0) | (ids >= limit)]).size:

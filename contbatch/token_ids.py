@@ -1,0 +1,37 @@
+"""Token ids of a request from outside: its prompt, and those that end its answer. Standard library only."""
+
+from collections.abc import Mapping, Sequence
+
+from contbatch.checks import is_int, is_key, require, tuple_of
+
+
+def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
+    """Return the length of a prompt that is given as token ids or as a length; `InvalidRequestError` if it is not."""
+    if (token_ids is None) == (length is None):
+        given = "given prompt_token_ids or num_prompt_tokens, one of the two"
+        require(False, f"request {request_id!r}", (token_ids, length), given)
+    if token_ids is not None:
+        if not _is_sequence(token_ids):
+            require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+        length = len(token_ids)
+    if not is_int(length, 1):
+        require(False, f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
+    return length or 0
+
+
+def _is_sequence(token_ids: object) -> bool:
+    """Whether slices can be taken of it, and a prefix cache can look for its items; a model looks at these itself."""
+    if isinstance(token_ids, (list, tuple)):
+        return is_key(tuple(token_ids))
+    sliced = hasattr(token_ids, "__len__") and hasattr(token_ids, "__getitem__")
+    return sliced and not isinstance(token_ids, (str, bytes, Mapping)) and getattr(token_ids, "ndim", 1) == 1
+
+
+def end_tokens(request_id: int | str, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return `Request.eos_token_ids` as a tuple; `InvalidRequestError` unless they are a sequence of integers ≥ 0."""
+    if isinstance(token_ids, tuple) and not token_ids:
+        return ()
+    name, limit = f"eos_token_ids of request {request_id!r}", "a sequence of integers ≥ 0"
+    given = tuple_of(token_ids, name, limit)
+    require(all(is_int(token, 0) for token in given), name, token_ids, limit)
+    return given
