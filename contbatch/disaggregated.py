@@ -148,7 +148,8 @@ def simulate_disaggregated(
     pair = isinstance(routers, (tuple, list)) and len(routers) == 2
     require(pair, "routers", routers, "a pair: of prompts, of answers", RouterError)
     for name, own in (("prefill", prefill), ("decode", decode)):
-        require(own is None or isinstance(own, Mapping), name, own, "a mapping of limits")
+        named = own is None or (isinstance(own, Mapping) and all(isinstance(key, str) for key in own))
+        require(named, name, own, "a mapping of limits by name")
     streams = policy.release == "token"
     require(streams, "policy", policy, "one that releases tokens as they are made", InvalidRequestError)
     kinds = [{**limits, **(prefill or {})}, {**limits, **(decode or {}), "prefix_cache": False}]

@@ -202,9 +202,8 @@ class TextEngine:
 
         `told` says where the result comes from, if the requests are all there is.
         """
-        requests = list(
-            tuple_of(requests, "what is run", "a list of requests")
-        )  # a generator may do anything, such as calling back
+        # Now, since a generator may do anything, such as calling back.
+        requests = list(tuple_of(requests, "what is run", "a list of requests"))
         with self.replaced(make_engine, "run") as engine, watching(live, repr(engine.scheduler.policy)) as watch:
             result = engine.run(requests, on_finish=on_finish, progress=progress, watch=watch)
         result = replace(result, max_num_seqs=engine.scheduler.max_num_seqs)
