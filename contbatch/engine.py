@@ -243,8 +243,6 @@ class Engine:
         try:
             run.to_the_end(progress, last_arrival_s, watch)
         except BaseException:
-            for name, was_added in run.names.items():
-                if was_added:
-                    self.abort(name)
+            run.abandon()
             raise
         return replace(self.recorder.result(), decisions=self.log)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from contbatch.checks import require, require_type
 from contbatch.errors import InvalidRequestError
+from contbatch.interrupts import interrupts_held_back
 from contbatch.progress import progress_bar
 from contbatch.request import Request
 from contbatch.samples import answered
@@ -61,19 +62,29 @@ class Run:
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
         """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
         engine, virtual = self.engine, self.engine.runner.is_virtual
-        self.begin()
+        with interrupts_held_back():
+            self.begin()
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
-            began = engine.now
-            while (ended := self.advance(watch)) is not None:
-                if not progress:
-                    continue
-                if virtual:
-                    bar.update(engine.now - began)
-                    began = engine.now
-                elif ended:
-                    bar.total = sum(self.names.values())
-                    bar.update(len(ended))
+            began, ended = engine.now, ()
+            while ended is not None:
+                with interrupts_held_back() as held:  # they come between two steps, not between two lines of one
+                    while (ended := self.advance(watch)) is not None:
+                        if progress and virtual:
+                            bar.update(engine.now - began)
+                            began = engine.now
+                        elif progress and ended:
+                            bar.total = sum(self.names.values())
+                            bar.update(len(ended))
+                        if held.waiting is not None:
+                            break
+
+    def abandon(self) -> None:
+        """Abort the requests that are live."""
+        with interrupts_held_back():
+            for name, was_added in self.names.items():
+                if was_added:
+                    self.engine.abort(name)
 
     def _is_ahead(self) -> bool:
         """Whether the last one asked for is coming, and later than the next step begins."""

@@ -8,8 +8,10 @@ from types import FrameType
 from typing import Any
 
 
-class _Hold:
-    """A signal handler that keeps the first interrupt for later and passes on the second."""
+class Hold:
+    """A signal handler that keeps the first interrupt for later, as `waiting`, and passes on the second."""
+
+    __slots__ = "handler", "waiting"
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
@@ -27,24 +29,24 @@ class _Hold:
 
 
 @contextmanager
-def interrupts_held_back() -> Iterator[Callable[[], bool]]:
+def interrupts_held_back() -> Iterator[Hold]:
     """Let an interrupt wait for the end of the outermost such block; a second one comes through at once.
 
-    Gives a function that tells whether one waits. Python delivers signals to the main thread alone: in others, and
+    Gives the hold, which knows whether one waits. Python delivers signals to the main thread alone: in others, and
     where no Python handler is set, nothing changes.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and isinstance(handler, _Hold):
-        yield handler.is_waiting
+    if is_main and isinstance(handler, Hold):
+        yield handler
         return
     if not is_main or not callable(handler):
-        yield lambda: False
+        yield Hold(signal.default_int_handler)
         return
-    hold = _Hold(handler)
+    hold = Hold(handler)
     signal.signal(signal.SIGINT, hold)
     try:
-        yield hold.is_waiting
+        yield hold
     except GeneratorExit:  # a second interrupt hit the way out of the block and is under way; nobody would see another
         hold.waiting = None
         raise

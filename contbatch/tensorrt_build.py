@@ -181,7 +181,7 @@ def build_plan(
     """
     timings = graph.with_name(f"timings-sm{sm}.cache")
     # TensorRT swallows an exception in a method that it calls, so a KeyboardInterrupt there would be lost.
-    with interrupts_held_back() as interrupted:
+    with interrupts_held_back() as held:
         log = new_log(trt)
         builder = started(trt.Builder, log)
         network = _parse(trt, builder, graph, log)
@@ -191,10 +191,10 @@ def build_plan(
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # tells the types that each layer computes in
         _add_profiles(builder, config, profiles, f"{graph}: TensorRT refuses the profile", log)
         cache = _timing_cache(config, timings)
-        with new_monitor(trt, progress, interrupted) as monitor:
+        with new_monitor(trt, progress, held.is_waiting) as monitor:
             config.progress_monitor = monitor
             engine = builder.build_serialized_network(network, config)
-        if engine is None and not interrupted():
+        if engine is None and not held.is_waiting():
             raise EngineBuildError(f"{graph}: TensorRT built no engine: {log.words()}")
     if engine is None:  # interrupted, and whoever handles that raised nothing, as in asyncio
         raise KeyboardInterrupt

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from paged_problem import Problem, problems
-from ragged import prompts_for, run_steps, step
+from ragged import Driver, prompts_for, run_steps, step
 from tiny_llm import greedy, write_tiny
 
 import contbatch as cb
-from contbatch.errors import InvalidRequestError, RunnerError
+from contbatch.errors import InvalidRequestError, LogitsError, RunnerError
 from contbatch.export import export_onnx
 from contbatch.model import random_model
 from contbatch.plugins.paged_attention.int8 import dequantize, quantize
 from contbatch.runners.cpu import CPUModel
+from contbatch.runners.model_runner import draw
 from contbatch.step import PageMove
 
 FINITE = st.floats(-(2.0**99), 2.0**99, width=32) | st.floats(-1, 1, width=32)
@@ -173,6 +174,26 @@ def test_nan_stays_in_its_sequence():
     output = problem.cpu()[0]
     assert np.isnan(output[0]).all()
     assert output[1:].tobytes() == clean[1:].tobytes()
+
+
+@pytest.mark.parametrize("of", [2, 3], ids=["keys", "values"])
+def test_what_float32_cannot_hold_is_nan_and_ends_its_own_request_with_an_error(path, of):
+    """Codes of ±127 with such a scale are infinite, as are sums of products with them."""
+    logits = []
+    for scale in (None, 3e38):
+        model = CPUModel(path, 24, 4, kv_dtype="int8")
+        driver = Driver(model, prompts_for(STEPS, 256))
+        driver.run([(0, 20), (1, 30)])
+        if scale:
+            model._pages.arrays[of][:, driver.pages[0]] = scale
+        driver.run([(0, 1), (1, 1)])
+        logits.append([rows[-1] for rows in driver.logits])
+    (_, clean), (huge, other) = logits
+    assert np.isnan(huge).all()
+    assert other.tobytes() == clean.tobytes()
+    tokens, errors = draw(np.concatenate([huge, other]), [cb.Request(name, [1]) for name in "ab"])
+    assert [(name, type(error)) for name, error in errors.items()] == [("a", LogitsError)]
+    assert tokens["b"] == other.argmax()
 
 
 def test_pages_of_an_llm(tmp_path, monkeypatch):
