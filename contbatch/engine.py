@@ -11,6 +11,7 @@ from contbatch.checks import is_key, require, require_type
 from contbatch.decision_log import DecisionLog
 from contbatch.engine_run import OnFinish, Run, Watch
 from contbatch.errors import DecisionLogError, InvalidRequestError, RunnerError
+from contbatch.interrupts import interrupts_held_back
 from contbatch.logprob import Logprobs
 from contbatch.metrics import Result
 from contbatch.recorder import Recorder
@@ -220,8 +221,8 @@ class Engine:
         """Run requests to their end and return the tables of this run.
 
         A request that can never run does not stop the others: it gets the finish reason "rejected", its `error`, and
-        a row; one that was run before, or has the id of another of this run, is an error. If interrupted, every
-        request of this run is aborted and the engine is ready for the next.
+        a row; one that was run before, or has the id of another of this run, is an error. An interrupt waits
+        for the end of a step (a second does not): then every request of this run is aborted, the engine ready for more.
 
         Parameters
         ----------
@@ -245,4 +246,5 @@ class Engine:
         except BaseException:
             run.abandon()
             raise
-        return replace(self.recorder.result(), decisions=self.log)
+        with interrupts_held_back():  # sums are worked out now
+            return replace(self.recorder.result(), decisions=self.log)

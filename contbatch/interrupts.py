@@ -18,6 +18,7 @@ class Hold:
         self.waiting: tuple[int, FrameType | None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Keep an interrupt, or pass it on if one waits already."""
         if self.waiting is not None:
             # Now, since it may hit the end of the block before that puts the handler back: nobody would hold any more.
             signal.signal(signal.SIGINT, self.handler)
@@ -25,6 +26,7 @@ class Hold:
         self.waiting = number, frame
 
     def is_waiting(self) -> bool:
+        """Whether an interrupt waits."""
         return self.waiting is not None
 
 

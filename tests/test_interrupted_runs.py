@@ -12,7 +12,7 @@ from contbatch.simulation import simulated_engine
 PACKAGE = str(Path(cb.__file__).parent)
 LIMITS = {"num_pages": 9, "page_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 16}
 COST = cb.Linear(step_s=0.01, token_s=0.001, resize_s=0.003, swapped_token_s=0.001)
-TRIED = 120
+TRIED = 60
 """Lines of each run at which it is interrupted, from one end to the other."""
 
 
@@ -71,8 +71,8 @@ def test_an_interrupt_at_any_line_loses_nothing(policy, n, in_order, limits):
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     new_engine().run(requests_of("a", n))  # loads what is loaded on use
-    count, engine = InterruptAt(0), new_engine()
-    traced(count, lambda: engine.run(requests_of("a", n), in_order=in_order))
+    count, engine, requests = InterruptAt(0), new_engine(), requests_of("a", n)
+    traced(count, lambda: engine.run(requests, in_order=in_order))
     for nth in range(TRIED):
         trace, engine, requests = InterruptAt(1 + nth * count.num_lines // TRIED), new_engine(), requests_of("a", n)
         with pytest.raises(KeyboardInterrupt):

@@ -239,5 +239,7 @@ def test_nbval_sees_nothing(tmp_path):
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel), tmp_path / "n.ipynb")
     command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(tmp_path / "n.ipynb")]
-    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=tmp_path)
+    found = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, found))}  # a relative one is of this folder
+    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=tmp_path, env=env)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
