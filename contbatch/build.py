@@ -72,13 +72,8 @@ def build(
         An unknown dtype or quantization, or a model that can't be exported.
     """
     require_dtype(dtype)
-    require(
-        quantization is None or is_one_of(quantization, ("w8a8",)),
-        "quantization",
-        quantization,
-        "None or 'w8a8'",
-        UnsupportedModelError,
-    )
+    known = quantization is None or is_one_of(quantization, ("w8a8",))
+    require(known, "quantization", quantization, "None or 'w8a8'", UnsupportedModelError)
     source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
     if cache_dir is None:
         from contbatch import catalog

@@ -66,7 +66,8 @@ class Run:
             self.begin()
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
-            began, ended = engine.now, ()
+            began = engine.now
+            ended: Sequence[Request] | None = ()
             while ended is not None:
                 with interrupts_held_back() as held:  # they come between two steps, not between two lines of one
                     while (ended := self.advance(watch)) is not None:
