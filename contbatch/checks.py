@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from contbatch.errors import ContbatchError, InvalidRequestError
 
 T = TypeVar("T")
-_MOST = sys.float_info.max
+_MOST, _LARGEST = sys.float_info.max, 2**1023
 """Larger integers are refused: they are no floats, and beyond 4300 digits Python does not even print them."""
 
 
@@ -33,7 +33,7 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that can't be printed"
 
 
-def is_int(value: object, low: float = -_MOST, high: float = _MOST) -> bool:
+def is_int(value: object, low: float = -_LARGEST, high: float = _LARGEST) -> bool:
     """Whether a value is an integer, and no bool, in [low, high]."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
