@@ -19,12 +19,13 @@ def require(
 
 def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
     """Whether a value is an integer, and no bool, in [low, high]."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return (type(value) is int or (isinstance(value, int) and not isinstance(value, bool))) and low <= value <= high
 
 
 def is_real(value: object) -> bool:
     """Whether a value is a finite number, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    known = type(value) is float or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    return known and math.isfinite(value)
 
 
 def require_positive(error: type[ContbatchError], **values: float) -> None:

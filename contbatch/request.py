@@ -144,7 +144,8 @@ class Request:
         client_ok = self.client_id is None or isinstance(self.client_id, Hashable)  # the check takes long
         if not client_ok:
             self._refuse("client_id", "hashable")
-        for name, target in (("ttft_target_s", self.ttft_target_s), ("tpot_target_s", self.tpot_target_s)):
+        for name in ("ttft_target_s", "tpot_target_s"):
+            target = getattr(self, name)
             if not (target is None or (is_real(target) and target > 0)):
                 self._refuse(name, "None or finite seconds > 0")
         if not is_int(self.expected_output_tokens, 1, most):
