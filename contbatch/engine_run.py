@@ -26,7 +26,9 @@ class Run:
     more of them than needed.
     """
 
-    def __init__(self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish, in_order: bool) -> None:
+    def __init__(
+        self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish | None, in_order: bool
+    ) -> None:
         self.engine, self.on_finish = engine, on_finish
         self.names: dict[int | str, bool] = {}
         """Ids of the requests, and whether they were added: those that can never run were not."""
@@ -41,20 +43,17 @@ class Run:
         self._submit(self._at_once)
 
     def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
-        """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
+        """Take a step, or a stretch of steps; return who left, or None if nobody is there any more."""
         engine = self.engine
         if not self._is_ahead() and not self._listen() and not engine.has_requests:
             return None
         left = engine.advance()
         if watch is not None:
             watch(engine, left)
-        if not left:
-            return left
-        ended = answered(left)
-        for request in ended:
-            if following := self.on_finish(request, engine.now):
-                self._submit(following)
-        return ended
+        if self.on_finish is not None:
+            for request in answered(left):
+                self._submit(self.on_finish(request, engine.now))
+        return left
 
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
         """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
@@ -63,13 +62,13 @@ class Run:
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
             began = engine.now
-            while (ended := self.advance(watch)) is not None:
+            while (left := self.advance(watch)) is not None:
                 if not progress:
                     continue
                 if virtual:
                     bar.update(engine.now - began)
                     began = engine.now
-                elif ended:
+                elif ended := answered(left):
                     bar.total = sum(self.names.values())
                     bar.update(len(ended))
 
@@ -106,7 +105,8 @@ class Run:
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        require(isinstance(request, Request), "what is run", request, "a Request")
+        if not isinstance(request, Request):
+            require(False, "what is run", request, "a Request")
         name = request.request_id
         if name in self.names and request.order < 0:
             raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")
@@ -115,6 +115,6 @@ class Run:
         except InvalidRequestError as error:
             self.engine.reject(request, error)
             self.names[name] = False
-            return self.on_finish(request, max(self._began_s, request.arrival_time))
+            return () if self.on_finish is None else self.on_finish(request, max(self._began_s, request.arrival_time))
         self.names[name] = True
         return ()

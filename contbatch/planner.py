@@ -43,8 +43,7 @@ class Planner:
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
         if (decoders := scheduler.decoders) is not None and decoders.carried:
-            decoders.take_pages(1, decoders.num_takes(1)[0])
-            step.decoders = decoders.sums
+            step.decoders = decoders.begin_step()
             self.budget -= step.decoders.num_requests
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
@@ -74,20 +73,21 @@ class Planner:
                 self._pad(request)
             elif self.admitting and request not in step.preempted:
                 self._admit(request, tokens)
-                self._make_way(request, tokens)
+                if not self.admitting:
+                    self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
-        for request in self.scheduler.waiting:
+        for request in self.scheduler.waiting.requests:
             if not self.admitting:
                 return
             yield request
 
     def _grant(self, request: Request, tokens: int) -> None:
         samples = tokens == request.num_uncomputed_tokens
-        self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, padding=False))
+        self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, False))
         self.step.num_tokens += tokens
         if samples and request.children:
             self.step.forked += unforked(request)
@@ -107,7 +107,8 @@ class Planner:
             self.admitting = False
             self.step.bound.update(limits)
             return
-        pool.share(shared)  # before others are taken, which may evict them
+        if shared:
+            pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         if computed > cached:
             self._move_in(request, len(shared), partial)
@@ -149,8 +150,6 @@ class Planner:
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
-        if self.admitting:
-            return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
         if not named:

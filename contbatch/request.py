@@ -145,8 +145,7 @@ class Request:
         if not client_ok:
             self._refuse("client_id", "hashable")
         for name in ("ttft_target_s", "tpot_target_s"):
-            target = getattr(self, name)
-            if not (target is None or (is_real(target) and target > 0)):
+            if not ((target := getattr(self, name)) is None or (is_real(target) and target > 0)):
                 self._refuse(name, "None or finite seconds > 0")
         if not is_int(self.expected_output_tokens, 1, most):
             self._refuse("expected_output_tokens", f"an integer in [1, {most}] (max_tokens)")

@@ -22,7 +22,7 @@ from contbatch.policies.answers import checked, rank_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
-from contbatch.runnable import require_forkable, require_runnable
+from contbatch.runnable import require_fitting, require_forkable, require_unused
 from contbatch.samples import live_samples, make_children, unforked
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
@@ -88,11 +88,14 @@ class Scheduler:
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
-        require_runnable(request, self)
+        require_unused(request, self)
+        require_fitting(request, self)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; `InvalidRequestError` if it can never run."""
-        self.validate(request)
+    def add(self, request: Request, *, fits: bool = False) -> None:
+        """Queue a request; `InvalidRequestError` if it can never run. That it `fits` is known if `validate` said so."""
+        require_unused(request, self)
+        if not fits:
+            require_fitting(request, self)
         request.order = self._num_added
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
@@ -205,7 +208,8 @@ class Scheduler:
     def skip(self, grants: Sequence[Grant], num_steps: int) -> list[Request]:
         """Count decode steps that the requests have taken already, with the last one's grants; return who left then."""
         self.num_steps += num_steps
-        self.prefix_cache.publish_step(grants)
+        if grants:
+            self.prefix_cache.publish_step(grants)
         self._settle(num_steps)
         return self.drain_released()
 
@@ -224,7 +228,8 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Take a request out of those that live; its place among the running or waiting is the caller's to clear."""
-        if request.seat is not None and (self._open_step is None or request not in self._open_step.moved):
+        moved = self._open_step.moved if self._open_step is not None else ()
+        if self.prefix_cache.enabled and request.seat is not None and request not in moved:
             self.prefix_cache.leave(request)
         self.vacate(request)
         if request.host_pages:

@@ -55,7 +55,9 @@ def check_pages(pool, running):
     assert pool.num_free + pool.num_cached + pool.num_live == pool.num_pages
     assert pool.num_free + pool.num_cached == pool.num_available
     tables = Counter(page for r in running for page in r.pages)
-    assert {page: n for page in range(pool.num_pages) if (n := pool.num_holders(page))} == tables, "page tables and reference counts differ"
+    assert {page: n for page in range(pool.num_pages) if (n := pool.num_holders(page))} == tables, (
+        "page tables and reference counts differ"
+    )
     assert len(tables) == pool.num_live
 
 
@@ -122,8 +124,8 @@ class CheckedScheduler(Scheduler):
         self.ended = []
         self.updating = False
 
-    def add(self, request):
-        super().add(request)
+    def add(self, request, **known):
+        super().add(request, **known)
         check(self)
 
     def abort(self, request_id):

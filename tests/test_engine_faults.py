@@ -61,7 +61,7 @@ def test_an_interrupt_between_leaving_the_queue_and_noting_it_does_not_move_who_
         arriving.remove(first)
     monkeypatch.undo()
     assert arriving.next_s == 500
-    assert arriving.pop().request_id == "b"
+    assert arriving.pop()[0].request_id == "b"
 
 
 def raise_interrupt():

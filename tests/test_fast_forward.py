@@ -315,12 +315,9 @@ def test_an_interrupt_in_a_stretch_leaves_a_usable_engine(name, late):
             raise KeyboardInterrupt
         return returned
 
-    if name == "on_land":  # set anew by every stretch
-        engine.recorder.land = interrupted
+    setattr(owner, name, interrupted)
+    if name == "on_land":  # set anew by every run
         engine.forget = lambda: None
-        method = type(engine.recorder).land.__get__(engine.recorder)
-    else:
-        setattr(owner, name, interrupted)
     requests = crowd(8)
     for i, request in enumerate(requests):
         request.arrival_time = 5.0 * i
