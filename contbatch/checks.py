@@ -24,8 +24,9 @@ def is_int(value: object, low: float = -math.inf, high: float = math.inf) -> boo
 
 def is_real(value: object) -> bool:
     """Whether a value is a finite number, and no bool."""
-    known = type(value) is float or (isinstance(value, (int, float)) and not isinstance(value, bool))
-    return known and math.isfinite(value)
+    if type(value) is float:
+        return math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def require_positive(error: type[ContbatchError], **values: float) -> None:

@@ -105,7 +105,8 @@ class Run:
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        if not isinstance(request, Request):
+        is_one = isinstance(request, Request)
+        if not is_one:
             require(False, "what is run", request, "a Request")
         name = request.request_id
         if name in self.names and request.order < 0:

@@ -72,8 +72,7 @@ class Planner:
             elif request.status is HELD:
                 self._pad(request)
             elif self.admitting and request not in step.preempted:
-                self._admit(request, tokens)
-                if not self.admitting:
+                if not self._admit(request, tokens):
                     self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
@@ -99,14 +98,14 @@ class Planner:
 
     # ---- the waiting -------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Request, tokens: int) -> None:
+    def _admit(self, request: Request, tokens: int) -> bool:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler, pool = self.scheduler, self.pool
         (computed, shared, cached, partial), need, limits = self._fit(request, tokens)
         if limits:
             self.admitting = False
             self.step.bound.update(limits)
-            return
+            return False
         if shared:
             pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
@@ -121,6 +120,7 @@ class Planner:
         self.step.num_cached_tokens += cached
         scheduler.prefix_cache.count(request, cached)
         self._grant(request, min(tokens, request.num_tokens - computed))
+        return True
 
     def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
         """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
