@@ -71,9 +71,8 @@ class Planner:
                     plan = self._preempt_for(request, tokens, plan)
             elif request.status is HELD:
                 self._pad(request)
-            elif self.admitting and request not in step.preempted:
-                if not self._admit(request, tokens):
-                    self._make_way(request, tokens)
+            elif self.admitting and request not in step.preempted and not self._admit(request, tokens):
+                self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
 
