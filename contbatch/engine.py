@@ -93,12 +93,10 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the rows recorded so far."""
-        pool = self.scheduler.pool
-        recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size, self.detail)
-        if (decoders := self.scheduler.decoders) is not None:
+        pool, decoders = self.scheduler.pool, self.scheduler.decoders
+        if decoders:
             decoders.release()
-            decoders.on_land = recorder.land
-        self.recorder = recorder
+        self.recorder = Recorder(self.scheduler.policy.release, pool.num_pages, pool.page_size, self.detail)
 
     def add(self, request: Request, *, listed: bool = False) -> None:
         """Take a request in at its arrival time (or now, if that has passed); those `listed` go first among equals.

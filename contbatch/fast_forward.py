@@ -64,6 +64,7 @@ class FastForward:
             Those who left, all in the last of these steps, and when it ends; None if the next step must be planned.
         """
         if (decoders := self.scheduler.decoders) is not None and log is None:
+            decoders.on_land = recorder.land
             decoders.join()
             if decoders.carried:  # who is listed besides is not like them, and has its steps planned
                 return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
