@@ -35,11 +35,13 @@ def shown(value: object) -> str:
 
 def is_int(value: object, low: float = -_LARGEST, high: float = _LARGEST) -> bool:
     """Whether a value is an integer, and no bool, in [low, high]."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return (type(value) is int or (isinstance(value, int) and not isinstance(value, bool))) and low <= value <= high
 
 
 def is_real(value: object) -> bool:
     """Whether a value is a finite number, and no bool."""
+    if type(value) is float:
+        return -_MOST <= value <= _MOST
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 

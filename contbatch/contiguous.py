@@ -139,15 +139,15 @@ class ContiguousPool(PagePool):
         runs = list(self.free_runs)
         free = [page for start, length in runs for page in range(start, start + length)]
         apart = all(start + length < after for (start, length), (after, _) in pairwise(runs))
-        if not apart or free != [page for page, count in enumerate(self._counts) if not count]:
+        if not apart or free != sorted({*range(self.num_pages)} - self._live):
             raise PagePoolError(f"page accounting broken: free runs {runs} of {self.num_pages} pages")
-        if len(free) != self.num_free or max(self._counts) > 1:
+        if len(free) != self.num_free or self._more_holders:
             raise PagePoolError(f"page accounting broken: {len(free)} pages are free, {self.num_free} counted")
 
     def _take_at(self, start: int, count: int) -> list[int] | None:
         if not self.free_runs.take(start, count):
             return None
-        self._counts[start : start + count] = [1] * count
+        self._live.update(range(start, start + count))
         return list(range(start, start + count))
 
     def _set_free(self, pages: list[int]) -> None:

@@ -74,11 +74,6 @@ class Decoders:
         return len(self.carried)
 
     @property
-    def sums(self) -> DecodeSums:
-        """What the next step computes for them."""
-        return DecodeSums(len(self.carried), self.context, self._num_pages)
-
-    @property
     def next_end(self) -> int:
         """Step before which the next of them may end."""
         return self._ends[0][0]
@@ -142,7 +137,7 @@ class Decoders:
             self.release()
         elif scheduler.policy.decodes != "first":  # then others come before them, and must leave enough of the budget
             room = scheduler.max_num_batched_tokens - len(self.carried) - tokens
-            for request in islice(scheduler.waiting, len(scheduler.free_seats)):
+            for request in islice(scheduler.waiting.requests, len(scheduler.free_seats)):
                 room -= request.num_uncomputed_tokens
                 if room <= 0:
                     break
@@ -167,6 +162,11 @@ class Decoders:
         self._is_due = False
 
     # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> DecodeSums:
+        """Take the pages that they need in the next step; return what it computes for them."""
+        self.take_pages(1, self._num_takes[self.scheduler.num_steps % self.scheduler.pool.page_size])
+        return DecodeSums(len(self.carried), self.context, self._num_pages)
 
     def take_pages(self, num_steps: int, num_pages: int) -> None:
         """Take, that is count, the pages that they need in the next steps: the sum of `num_takes`."""

@@ -145,8 +145,7 @@ def simulate_disaggregated(
     link, routers = Link() if link is None else link, (LeastTokens(), LeastTokens()) if routers is None else routers
     require_type("policy", policy, Policy)
     require_type("link", link, Link)
-    pair = isinstance(routers, (tuple, list)) and len(routers) == 2
-    require(pair, "routers", routers, "a pair: of prompts, of answers", RouterError)
+    require(isinstance(routers, (tuple, list)) and len(routers) == 2, "routers", routers, "a pair", RouterError)
     for name, own in (("prefill", prefill), ("decode", decode)):
         named = own is None or (isinstance(own, Mapping) and all(isinstance(key, str) for key in own))
         require(named, name, own, "a mapping of limits by name")

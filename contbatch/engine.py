@@ -91,8 +91,7 @@ class Engine:
         self.scheduler, self.runner, self.on_token, self.log = scheduler, runner, on_token, log
         self.fast_forward, self.detail, self.now = fast_forward, detail, 0.0
         self.forget()
-        self._arriving = Arriving()
-        self._is_stepping = False
+        self._arriving, self._is_stepping = Arriving(), False
 
     def forget(self) -> None:
         """Drop the rows recorded so far."""
@@ -117,14 +116,14 @@ class Engine:
 
     def reject(self, request: Request, error: InvalidRequestError) -> None:
         """End a request that `add` refused, with a row; raise the error if it is in use or was used before."""
-        if request.order >= 0 or request.is_finished or request is self._arriving.get(request.request_id):
+        if request.order >= 0 or request.is_finished or request is self._arriving.by_id.get(request.request_id):
             raise error  # its state is not a new run's to change
         request.finish_reason, request.error = "rejected", error
         self.recorder.reject(request)
 
     def abort(self, request_id: int | str) -> None:
         """End a request in any state; unknown ids are ignored."""
-        if is_key(request_id) and (request := self._arriving.get(request_id)) is not None:
+        if is_key(request_id) and (request := self._arriving.by_id.get(request_id)) is not None:
             request_id = request.request_id  # before it arrives a further sample can't end without the others
             self._arriving.remove(request)
             self.scheduler.add(request)
@@ -182,18 +181,17 @@ class Engine:
 
     def is_coming(self, request: Request | None) -> bool:
         """Whether a request was added and has neither arrived nor been aborted."""
-        return request is not None and self._arriving.get(request.request_id) is request
+        return request is not None and self._arriving.by_id.get(request.request_id) is request
 
     def advance(self) -> list[Request]:
         """Run a stretch of steps that need no planning, or one step; return the requests that left."""
         if self.fast_forward is None or self.on_token is not None:
             return self.step()
-        if self._arriving.next_s <= self.now:
-            self._take_arrivals()
+        if (next_s := self._arriving.next_s) <= self.now:
+            next_s = self._take_arrivals()
         if not self.scheduler.requests:
             return self.step()
-        skipped = self.fast_forward.run(self.now, self._arriving.next_s, self.recorder, self.log)
-        if skipped is None:
+        if (skipped := self.fast_forward.run(self.now, next_s, self.recorder, self.log)) is None:
             return self._step_or_leave()
         left, self.now = skipped
         return left
@@ -204,9 +202,11 @@ class Engine:
             if self.log is not None:
                 self.log.end(left)
 
-    def _take_arrivals(self) -> None:
-        while self._arriving.next_s <= self.now:
-            self.scheduler.add(self._arriving.pop())  # which looks again: much may have changed on the way
+    def _take_arrivals(self) -> float:
+        while (next_s := self._arriving.next_s) <= self.now:
+            request, unchanged = self._arriving.pop()
+            self.scheduler.add(request, fits=unchanged)  # which looks again: much may have changed on the way
+        return next_s
 
     def run(
         self,
@@ -240,7 +240,7 @@ class Engine:
             Called with the engine and the requests that left after each step, such as a `Live`.
         """
         self.forget()
-        run = Run(self, requests, (lambda *_: ()) if on_finish is None else on_finish, in_order)
+        run = Run(self, requests, on_finish, in_order)
         try:
             run.to_the_end(progress, last_arrival_s, watch)
         except BaseException:

@@ -27,9 +27,11 @@ class Run:
     more of them than needed.
     """
 
-    def __init__(self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish, in_order: bool) -> None:
+    def __init__(
+        self, engine: "Engine", requests: Iterable[Request], on_finish: OnFinish | None, in_order: bool
+    ) -> None:
         require(isinstance(requests, Iterable), "what is run", requests, "a list of requests")
-        require(callable(on_finish), "on_finish", on_finish, "callable")
+        require(on_finish is None or callable(on_finish), "on_finish", on_finish, "None or callable")
         self.engine, self.on_finish = engine, on_finish
         self.names: dict[int | str, bool] = {}
         """Ids of the requests, and whether they were added: those that can never run were not."""
@@ -44,20 +46,17 @@ class Run:
         self._submit(self._at_once)
 
     def advance(self, watch: Watch | None = None) -> Sequence[Request] | None:
-        """Take a step, or a stretch of steps; return whom it answered, or None if nobody is left."""
+        """Take a step, or a stretch of steps; return who left, or None if nobody is there any more."""
         engine = self.engine
         if not self._is_ahead() and not self._listen() and not engine.has_requests:
             return None
         left = engine.advance()
         if watch is not None:
             watch(engine, left)
-        if not left:
-            return left
-        ended = answered(left)
-        for request in ended:
-            if following := self.on_finish(request, engine.now):
-                self._submit(following)
-        return ended
+        if self.on_finish is not None:
+            for request in answered(left):
+                self._submit(self.on_finish(request, engine.now) or ())
+        return left
 
     def to_the_end(self, progress: bool, last_arrival_s: float | None, watch: Watch | None) -> None:
         """Run until nobody is left; show a bar of finished requests, or of seconds if these are simulated."""
@@ -67,14 +66,14 @@ class Run:
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
             began = engine.now
-            ended: Sequence[Request] | None = ()
-            while ended is not None:
+            left: Sequence[Request] | None = ()
+            while left is not None:
                 with interrupts_held_back() as held:  # they come between two steps, not between two lines of one
-                    while (ended := self.advance(watch)) is not None:
+                    while (left := self.advance(watch)) is not None:
                         if progress and virtual:
                             bar.update(engine.now - began)
                             began = engine.now
-                        elif progress and ended:
+                        elif progress and (ended := answered(left)):
                             bar.total = sum(self.names.values())
                             bar.update(len(ended))
                         if held.waiting is not None:
@@ -131,6 +130,8 @@ class Run:
         except InvalidRequestError as error:
             self.engine.reject(request, error)
             self.names[name] = False
+            if self.on_finish is None:
+                return ()
             return self.on_finish(request, max(self._began_s, request.arrival_time)) or ()
         self.names[name] = True
         return ()

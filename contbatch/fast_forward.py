@@ -102,10 +102,9 @@ class FastForward:
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
         scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders.carried), decoders.context
-        if (waiting := scheduler.waiting.requests) and scheduler.free_seats:
-            newcomer, room = waiting[0], scheduler.max_num_batched_tokens - num_decoding
-            if not self._is_refused(newcomer, min(newcomer.num_uncomputed_tokens, room)):
-                return None
+        waiting, room = scheduler.waiting.requests, scheduler.max_num_batched_tokens - num_decoding
+        if waiting and scheduler.free_seats and not self._is_refused(waiting[0], room):
+            return None
         first = scheduler.num_steps
         most = min(decoders.next_end - first, MOST_STEPS)
         seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
@@ -158,7 +157,7 @@ class FastForward:
     def _is_refused(self, newcomer: Request, tokens: int) -> bool:
         """Whether a waiting request finds no seat or too few pages, now and as long as nobody gives any back.
 
-        Nobody makes way for it: the policy has said so, or promised (`Policy.decodes`).
+        It would get `tokens` at most. Nobody makes way for it: the policy has said so, or promised (`Policy.decodes`).
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         available = pool.num_available

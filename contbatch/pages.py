@@ -1,7 +1,7 @@
 """Page ids and who holds them. No memory here: a page is an integer, a runner owns the bytes behind it.
 
     page ids    0   1   2   3   4   5        page_size tokens of keys and values each
-    counts      1   0   2   1   0   1        0: free or cached, 1: one request's, 2: shared
+    holders     1   0   2   1   0   1        0: free or cached, 1: one request's, 2: shared
     request A  [0, 2, 5]                     its page table: token t lies in page table[t // page_size],
     request B  [3, 2]                        slot t % page_size
 
@@ -19,7 +19,6 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import repeat
 
 from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
@@ -54,7 +53,9 @@ class PagePool:
         """Cached pages taken for other content so far."""
         self.on_evict: Callable[[int], object] = lambda _page: None
         """Called with each page whose kept content is lost."""
-        self._counts = [0] * num_pages
+        self._live: set[int] = set()
+        self._more_holders: dict[int, int] = {}
+        """Of pages that are shared: how many hold them besides the first."""
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last, still in caches, goes first
         self._kept: set[int] = set()
         self.num_promised = 0
@@ -108,8 +109,7 @@ class PagePool:
         taken = free[rest:]
         taken.reverse()
         del free[rest:]
-        for page in taken:
-            self._counts[page] = 1
+        self._live.update(taken)
         return taken
 
     def grow(self, pages: list[int], count: int) -> bool:
@@ -131,32 +131,38 @@ class PagePool:
         PagePoolError
             A page is not in the pool or is already free; nothing is given back then.
         """
-        pages, counts = list(pages), self._counts
-        if not self._kept and self._are_unshared(pages):  # most are, and need not be looked at one by one
-            for page in pages:
-                counts[page] = 0
-            self._set_free(pages[::-1])
-            return
-        for page, count in (
-            Counter(pages).items() if len(set(pages)) < len(pages) else zip(pages, repeat(1), strict=False)
-        ):
-            if not 0 <= page < self.num_pages or counts[page] < count:
+        pages = list(pages)
+        if not self._kept and not self._more_holders:  # as with most: they need not be looked at one by one
+            unique = set(pages)
+            if len(unique) == len(pages) and unique <= self._live:
+                self._live -= unique
+                self._set_free(pages[::-1])
+                return
+        for page, count in Counter(pages).items():
+            if self.num_holders(page) < count:
                 raise PagePoolError(f"page {page} given back more often than taken (pool of {self.num_pages})")
         freed = []
         for page in reversed(pages):
-            counts[page] -= 1
-            if not counts[page]:
+            if self._drop_holder(page):
                 if page in self._kept:
                     self._cached[page] = None
                 else:
                     freed.append(page)
         self._set_free(freed)
 
-    def _are_unshared(self, pages: list[int]) -> bool:
-        """Whether all are live, each once and held once."""
-        if not pages or min(pages) < 0 or max(pages) >= self.num_pages or len(set(pages)) < len(pages):
-            return False
-        return [*map(self._counts.__getitem__, pages)].count(1) == len(pages)
+    def num_holders(self, page: int) -> int:
+        """How many requests hold a page."""
+        return 1 + self._more_holders.get(page, 0) if page in self._live else 0
+
+    def _drop_holder(self, page: int) -> bool:
+        """Take one holder from a live page; return whether it was the last."""
+        if page not in self._more_holders:
+            self._live.remove(page)
+            return True
+        self._more_holders[page] -= 1
+        if not self._more_holders[page]:
+            del self._more_holders[page]
+        return False
 
     def _set_free(self, pages: list[int]) -> None:
         self._free += pages
@@ -169,14 +175,17 @@ class PagePool:
 
     def count_exclusive(self, pages: Iterable[int]) -> int:
         """How many pages have all their holders in `pages`, once each: giving these back makes so many available."""
-        return sum(self._counts[page] == holders for page, holders in Counter(pages).items())
+        return sum(self.num_holders(page) == holders for page, holders in Counter(pages).items())
 
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""
         for page in pages:
             self._require_content(page)
-            self._cached.pop(page, None)
-            self._counts[page] += 1
+            if page in self._live:
+                self._more_holders[page] = self._more_holders.get(page, 0) + 1
+            else:
+                del self._cached[page]
+                self._live.add(page)
 
     def keep(self, page: int) -> None:
         """Keep the content of a live page after its last reference is dropped, for as long as memory lasts."""
@@ -194,14 +203,15 @@ class PagePool:
             self._set_free([page])
 
     def _require_content(self, page: int) -> None:
-        if not 0 <= page < self.num_pages or not (self._counts[page] or page in self._cached):
+        if page not in self._live and page not in self._cached:
             raise PagePoolError(f"page {page} is neither live nor cached (pool of {self.num_pages})")
 
     def check(self) -> None:
         """Raise `PagePoolError` unless free, cached and live pages make up the whole pool, each once."""
-        free, live = set(self._free), {page for page, count in enumerate(self._counts) if count > 0}
+        free, live = set(self._free), self._live
         states = [*self._free, *self._cached, *live]
         consistent = self._cached.keys() == self._kept - live and free.isdisjoint(self._kept)
+        consistent = consistent and self._more_holders.keys() <= live
         if (
             not consistent
             or sorted(states) != list(range(self.num_pages))

@@ -43,8 +43,7 @@ class Planner:
         object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
         if (decoders := scheduler.decoders) is not None and decoders.carried:
-            decoders.take_pages(1, decoders.num_takes(1)[0])
-            step.decoders = decoders.sums
+            step.decoders = decoders.begin_step()
             self.budget -= step.decoders.num_requests
         try:
             self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
@@ -72,22 +71,21 @@ class Planner:
                     plan = self._preempt_for(request, tokens, plan)
             elif request.status is HELD:
                 self._pad(request)
-            elif self.admitting and request not in step.preempted:
-                self._admit(request, tokens)
+            elif self.admitting and request not in step.preempted and not self._admit(request, tokens):
                 self._make_way(request, tokens)
         if step.num_tokens >= self.budget:
             self._note_budget(plan)
 
     def _admissible(self) -> Iterator[Request]:
         """Yield the waiting, ending once no more can be admitted: a long queue costs a step nothing."""
-        for request in self.scheduler.waiting:
+        for request in self.scheduler.waiting.requests:
             if not self.admitting:
                 return
             yield request
 
     def _grant(self, request: Request, tokens: int) -> None:
         samples = tokens == request.num_uncomputed_tokens
-        self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, padding=False))
+        self.step.grants.append(Grant(request, request.num_computed_tokens, tokens, samples, False))
         self.step.num_tokens += tokens
         if samples and request.children:
             self.step.forked += unforked(request)
@@ -99,15 +97,16 @@ class Planner:
 
     # ---- the waiting -------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: Request, tokens: int) -> None:
+    def _admit(self, request: Request, tokens: int) -> bool:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler, pool = self.scheduler, self.pool
         (computed, shared, cached, partial), need, limits = self._fit(request, tokens)
         if limits:
             self.admitting = False
             self.step.bound.update(limits)
-            return
-        pool.share(shared)  # before others are taken, which may evict them
+            return False
+        if shared:
+            pool.share(shared)  # before others are taken, which may evict them
         request.pages = shared + pool.take(need)
         if computed > cached:
             self._move_in(request, len(shared), partial)
@@ -120,6 +119,7 @@ class Planner:
         self.step.num_cached_tokens += cached
         scheduler.prefix_cache.count(request, cached)
         self._grant(request, min(tokens, request.num_tokens - computed))
+        return True
 
     def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
         """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
@@ -149,8 +149,6 @@ class Planner:
 
     def _make_way(self, newcomer: Request, tokens: int) -> None:
         """Admit a newcomer that did not fit in the place of those who give way to it, if that frees enough pages."""
-        if self.admitting:
-            return
         policy, running = self.scheduler.policy, tuple(self.scheduler.running)
         named = policy.make_way(newcomer, running)
         if not named:

@@ -52,7 +52,7 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
-        self._carry(scheduler, step.step, now)
+        self.begin_carried(scheduler, now)
         for request in step.preempted:
             self._turn(request, "", step.step, now)
         prefill = decode = held = 0
@@ -70,7 +70,7 @@ class Recorder:
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
-        self._carry(scheduler, step.step, now)
+        self.begin_carried(scheduler, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -80,15 +80,11 @@ class Recorder:
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
     def begin_carried(self, scheduler: Scheduler, now: float) -> None:
-        """Do the same if all who run are carried; see `end_carried`."""
-        self._carry(scheduler, scheduler.num_steps, now)
-
-    def _carry(self, scheduler: Scheduler, step: int, now: float) -> None:
-        """Note who is carried from this step on, rather than listed."""
+        """Note who is carried from this step on, rather than listed; see `end_carried`."""
         if scheduler.decoders is None or not (joined := scheduler.decoders.joined):
             return
         for request in joined:
-            self._turn(request, "decode", step, now).carried_since = len(self._ends.ends)
+            self._turn(request, "decode", scheduler.num_steps, now).carried_since = len(self._ends.ends)
         joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:

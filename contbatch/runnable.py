@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from contbatch.scheduler import Scheduler
 
 
-def require_runnable(request: Request, scheduler: "Scheduler") -> None:
-    """Raise `InvalidRequestError` if a request was used before, has an id that is in use, or is too long."""
+def require_unused(request: Request, scheduler: "Scheduler") -> None:
+    """Raise `InvalidRequestError` if a request was used before, or has an id that is in use."""
     require_type("what is added", request, Request)
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")
     if request.order >= 0 or request.finish_reason is not None:
         raise InvalidRequestError(f"{request!r} has been added or rejected before; make a new Request")
+
+
+def require_fitting(request: Request, scheduler: "Scheduler") -> None:
+    """Raise `InvalidRequestError` if a request is too long, or needs more pages than there are."""
     pool, most = scheduler.pool, scheduler.max_model_len
     prompt, output = request.num_prompt_tokens, request.sampling.max_tokens
     need = pool.pages_for(max(prompt + output - 1, reserve_of(scheduler.policy, request)))

@@ -22,7 +22,7 @@ from contbatch.policies.answers import checked, rank_of
 from contbatch.prefix_cache import PrefixCache
 from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
-from contbatch.runnable import require_forkable, require_runnable
+from contbatch.runnable import require_fitting, require_forkable, require_unused
 from contbatch.samples import live_samples, make_children, unforked
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
@@ -83,18 +83,21 @@ class Scheduler:
         self._open_step: SchedulerOutput | None = None
 
     def __repr__(self) -> str:
-        pages = f"{self.pool.num_available} of {self.pool.num_pages} pages free"
-        return f"<Scheduler {self.policy!r}: {len(self.running)} running, {len(self.waiting)} waiting, {pages}>"
+        pages = f"{len(self.waiting)} waiting, {self.pool.num_available} of {self.pool.num_pages} pages free"
+        return f"<Scheduler {self.policy!r}: {len(self.running)} running, {pages}>"
 
     # ---- requests come and go ------------------------------------------------------------------------------------
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequestError` for a request that could never run here: it must not block those behind it."""
-        require_runnable(request, self)
+        require_unused(request, self)
+        require_fitting(request, self)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; `InvalidRequestError` if it can never run."""
-        self.validate(request)
+    def add(self, request: Request, *, fits: bool = False) -> None:
+        """Queue a request; `InvalidRequestError` if it can never run. That it `fits` is known if `validate` said so."""
+        require_unused(request, self)
+        if not fits:
+            require_fitting(request, self)
         request.order = self._num_added
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
@@ -106,23 +109,21 @@ class Scheduler:
     def fork(self, parent: Request, child: Request) -> None:
         """Queue a request whose known tokens but the last are a live parent's, to begin from the parent's pages.
 
-        Full pages are shared; of a page that both go on writing the child gets a copy. If the parent runs no more when
-        the child is admitted, the child computes its tokens itself.
+        Full pages are shared, one that both go on writing is copied. The child computes its tokens itself if the parent
+        runs no more when it is admitted.
         """
         require_forkable(parent, child, self)
         self.add(child)
         if self.decoders:
             self.decoders.release()
-        self.decoders = None  # for the child looks at its parent
-        child.parent, child.num_forked_tokens = parent, child.num_tokens - 1
+        self.decoders, child.parent = None, parent  # whom the child looks at
+        child.num_forked_tokens = child.num_tokens - 1
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
-        if not is_key(request_id):
-            return
         if self.decoders:
             self.decoders.release()
-        for request in live_samples(request_id, self.requests):
+        for request in live_samples(request_id, self.requests) if is_key(request_id) else ():
             if request.status is not FINISHED:  # with its parent
                 self.fail(request, "abort", None)
         self._settle()
@@ -209,7 +210,8 @@ class Scheduler:
     def skip(self, grants: Sequence[Grant], num_steps: int) -> list[Request]:
         """Count decode steps that the requests have taken already, with the last one's grants; return who left then."""
         self.num_steps += num_steps
-        self.prefix_cache.publish_step(grants)
+        if grants:
+            self.prefix_cache.publish_step(grants)
         self._settle(num_steps)
         return self.drain_released()
 
@@ -228,7 +230,8 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Take a request out of those that live; its place among the running or waiting is the caller's to clear."""
-        if request.seat is not None and (self._open_step is None or request not in self._open_step.moved):
+        moved = self._open_step.moved if self._open_step is not None else ()
+        if self.prefix_cache.enabled and request.seat is not None and request not in moved:
             self.prefix_cache.leave(request)
         self.vacate(request)
         if request.host_pages:

@@ -7,6 +7,7 @@ from typing import Any
 
 from contbatch.checks import is_int, is_real, replaced, require, require_counts, require_type
 from contbatch.cost import CostModel, is_cost_model
+from contbatch.counted_pages import CountedPool
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
 from contbatch.errors import CostModelError
@@ -127,6 +128,8 @@ def simulated_engine(
         num_host_pages=num_host_pages,
         layout=layout,
     )
+    if skip_with and log is None and layout == "paged" and not prefix_cache:  # nobody sees which pages a request has
+        scheduler.pool = scheduler.prefix_cache.pool = CountedPool(scheduler.pool.num_pages, page_size)
     runner = backend.runner(page_size)
     skipping = skip_with and skip_with(scheduler, runner)
     return Engine(scheduler, runner, fast_forward=skipping, detail=detail, log=log)
@@ -197,7 +200,7 @@ def simulate(
 def _run(engine: Engine, source: Source, progress: bool) -> Result:
     return engine.run(
         source.requests(),
-        on_finish=source.on_finish,
+        on_finish=source.on_finish if source.waits_for_answers else None,
         in_order=source.in_order,
         progress=progress,
         last_arrival_s=source.last_arrival_s,

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from contbatch.errors import SchedulerError
 from contbatch.request import Request, RequestStatus
+from contbatch.step_shape import StepShape
 
 
 class Grant(NamedTuple):
@@ -77,6 +78,7 @@ class SchedulerOutput:
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int
     """Cached pages taken for other content."""
+    _shape: StepShape | None
 
     def __init__(
         self,
@@ -94,6 +96,14 @@ class SchedulerOutput:
         self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
         self.moves, self.moved = [], []
         self.num_cached_tokens = self.num_evictions = 0
+        self._shape = None
+
+    @property
+    def shape(self) -> StepShape:
+        """Its size, added up once: ask when the step is planned."""
+        if self._shape is None:
+            self._shape = StepShape.of(self.grants, self.decoders)
+        return self._shape
 
     def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:
         """Return (source, target) of the moves of one kind, in order: what a cost model has to price."""

@@ -5,7 +5,6 @@ from typing import Literal
 from contbatch.request import RequestStatus
 from contbatch.scheduler import Scheduler
 from contbatch.step import SchedulerOutput
-from contbatch.step_shape import StepShape
 
 HELD = RequestStatus.HELD
 MOVES: tuple[Literal["out", "in", "copy"], ...] = ("out", "in", "copy")
@@ -29,7 +28,7 @@ def count(
         held += request.status is HELD
         computed += request.num_computed_tokens
         num_pages += len(request.pages)
-    pool, bound, (tokens, seqs, _, *contexts) = scheduler.pool, step.bound, StepShape.of(step.grants, step.decoders)
+    pool, bound, (tokens, seqs, _, *contexts) = scheduler.pool, step.bound, step.shape
     free, cached_pages = pool.num_free, pool.num_cached
     live_pages = pool.num_pages - free - cached_pages
     # Shared pages are full, and are in more page tables than one.

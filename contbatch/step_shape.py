@@ -1,9 +1,10 @@
 """The size of a step in a few integers: all that a cost model sees of it. Standard library only."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from contbatch.step import NO_DECODERS, DecodeSums, Grant
+if TYPE_CHECKING:
+    from contbatch.step import DecodeSums, Grant
 
 
 class StepShape(NamedTuple):
@@ -27,10 +28,10 @@ class StepShape(NamedTuple):
     """Σ n·(start + (n + 1)/2) over grants of more tokens: pairs of a query and a position it attends to."""
 
     @classmethod
-    def of(cls, grants: Iterable[Grant], decoders: DecodeSums = NO_DECODERS) -> "StepShape":
+    def of(cls, grants: "Iterable[Grant]", decoders: "DecodeSums | tuple[int, int, int]" = (0, 0, 0)) -> "StepShape":
         """Add up the grants of a step and who decodes besides; padding counts as what it computes."""
-        tokens = seqs = logits = decoders.num_requests
-        decode_context = decoders.context
+        tokens, decode_context, _ = decoders
+        seqs = logits = tokens
         prefill_context = prefill_pairs = 0
         for _, start, n, samples, _ in grants:
             seqs += 1

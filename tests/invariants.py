@@ -55,7 +55,9 @@ def check_pages(pool, running):
     assert pool.num_free + pool.num_cached + pool.num_live == pool.num_pages
     assert pool.num_free + pool.num_cached == pool.num_available
     tables = Counter(page for r in running for page in r.pages)
-    assert {page: n for page, n in enumerate(pool._counts) if n} == tables, "page tables and reference counts differ"
+    assert {page: n for page in range(pool.num_pages) if (n := pool.num_holders(page))} == tables, (
+        "page tables and reference counts differ"
+    )
     assert len(tables) == pool.num_live
 
 
@@ -69,7 +71,7 @@ def check_cache(cache, running):
         written_from = r.num_computed_tokens - r.is_finished  # padding writes its last token again
         for place, page in enumerate(r.pages):
             if (place + 1) * size > written_from:
-                assert pool._counts[page] == 1, f"{r} may write page {page}, which others hold"
+                assert pool.num_holders(page) == 1, f"{r} may write page {page}, which others hold"
                 assert page not in pool._kept, f"{r} may write page {page}, which is published"
             elif entry := cache._by_page.get(page):
                 assert list(entry.tokens) == list(r.token_ids(place * size, (place + 1) * size))
@@ -107,7 +109,7 @@ def check_moves(scheduler, step):
     assert len(set(targets)) == len(targets)
     filled = {page for r in step.moved if r.status is RUNNING for page in r.pages}
     for page in targets:
-        assert page in filled or scheduler.pool._counts[page] == 0
+        assert page in filled or scheduler.pool.num_holders(page) == 0
     assert len(copied) <= len(step.admitted)
     assert {r.request_id for r in step.moved if r.status is SWAPPED} <= {r.request_id for r in step.preempted}
     for r in step.forked:
@@ -122,8 +124,8 @@ class CheckedScheduler(Scheduler):
         self.ended = []
         self.updating = False
 
-    def add(self, request):
-        super().add(request)
+    def add(self, request, **known):
+        super().add(request, **known)
         check(self)
 
     def abort(self, request_id):

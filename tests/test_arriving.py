@@ -34,10 +34,10 @@ def test_the_next_is_the_first_of_those_that_are_left(deeds):
         elif left:
             first = min(left, key=lambda each: each[:3])
             left.remove(first)
-            assert arriving.pop() is first[-1]
+            assert arriving.pop() == (first[-1], True)
         assert arriving.next_s == min((at for at, *_ in left), default=inf)
         assert bool(arriving) == bool(left)
-        assert all(arriving.get(request.request_id) is request for *_, request in left)
+        assert all(arriving.by_id.get(request.request_id) is request for *_, request in left)
 
 
 def test_the_ids_of_all_samples_are_in_use_until_it_is_removed():
@@ -48,6 +48,6 @@ def test_the_ids_of_all_samples_are_in_use_until_it_is_removed():
         with pytest.raises(InvalidRequestError, match=f"request id '{name}' is already in use"):
             arriving.add(Request(name, [1]))
     arriving.remove(request)
-    assert (arriving.get("a#1"), arriving.next_s) == (None, inf)
+    assert (arriving.by_id.get("a#1"), arriving.next_s) == (None, inf)
     arriving.add(Request("a#1", [1], arrival_time=2.0))
     assert arriving.next_s == 2.0

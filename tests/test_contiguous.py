@@ -147,7 +147,7 @@ def test_check_sees_runs_that_touch_and_pages_that_are_lost():
     touching, lost, taken, miscounted = (ContiguousPool(4, 1) for _ in range(4))
     touching.free_runs._starts, touching.free_runs._lengths = [0, 2], [2, 2]
     lost.free_runs._lengths = [3]
-    taken._counts[1] = 1
+    taken._live.add(1)
     miscounted.free_runs._num_free = 3
     for pool in (touching, lost, taken, miscounted):
         with pytest.raises(PagePoolError, match="accounting"):

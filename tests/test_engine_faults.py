@@ -37,11 +37,15 @@ def _asks_for_too_much(coming):
     coming.sampling = SamplingParams(max_tokens=10_000)
 
 
+def _gets_a_longer_prompt(coming):
+    coming.num_prompt_tokens = 10_000
+
+
 def _runs_elsewhere(coming):
     engine_of().run([coming])
 
 
-@pytest.mark.parametrize("change", [_asks_for_too_much, _runs_elsewhere])
+@pytest.mark.parametrize("change", [_asks_for_too_much, _gets_a_longer_prompt, _runs_elsewhere])
 def test_a_request_that_can_run_no_more_when_it_arrives_is_refused_alone(change):
     engine, coming = engine_of(), request("a", at=5.0)
     engine.add(coming)
@@ -61,7 +65,7 @@ def test_an_interrupt_between_leaving_the_queue_and_noting_it_does_not_move_who_
         arriving.remove(first)
     monkeypatch.undo()
     assert arriving.next_s == 500
-    assert arriving.pop().request_id == "b"
+    assert arriving.pop()[0].request_id == "b"
 
 
 def raise_interrupt():

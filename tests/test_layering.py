@@ -70,8 +70,8 @@ def test_what_each_part_of_the_heart_may_see():
         "token_ids": {"checks"},
         "pages": {"checks", "errors"},
         "contiguous": {"checks", "errors", "pages"},
-        "step": {"errors", "request"},
-        "step_shape": {"step"},
+        "step": {"errors", "request", "step_shape"},
+        "step_shape": {"step"},  # for its types only
         "queue": {"request"},
         "policies": set(POLICIES),
         **{name: {"checks", "errors", "request", *POLICIES} for name in POLICIES},

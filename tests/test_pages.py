@@ -61,7 +61,7 @@ def test_the_last_page_freed_twice():
 def test_check_sees_a_lost_page_and_a_page_that_is_free_and_live():
     lost, double, cached, live = PagePool(2, 1), PagePool(2, 1), cached_pool(1), cached_pool(1)
     lost._free.pop()
-    double._counts[0] = 1
+    double._live.add(0)
     cached._kept.clear()
     live._cached.clear()
     for pool in (lost, double, cached, live):

@@ -80,10 +80,10 @@ def test_who_leaves_drops_one_reference_only():
     serve(scheduler, 1)
     scheduler.add(b)
     serve(scheduler, 1)
-    counts = scheduler.pool._counts
-    assert [counts[page] for page in a.pages[:2]] == [2, 2]
+    holders = scheduler.pool.num_holders
+    assert [holders(page) for page in a.pages[:2]] == [2, 2]
     scheduler.abort("b")
-    assert [counts[page] for page in a.pages[:2]] == [1, 1]
+    assert [holders(page) for page in a.pages[:2]] == [1, 1]
     serve(scheduler)
 
 

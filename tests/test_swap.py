@@ -146,7 +146,7 @@ def test_a_shared_page_is_copied_out_and_stays_with_those_who_hold_it():
     while not (step := scheduler.schedule()).preempted:
         scheduler.update(step, scheduler.runner.execute(step).tokens)
     assert (a.status, b.status) == (RUNNING, SWAPPED)
-    assert all(scheduler.pool._counts[page] == 1 for page in a.pages)
+    assert all(scheduler.pool.num_holders(page) == 1 for page in a.pages)
     assert len(b.host_pages) == 3
 
 

@@ -112,12 +112,12 @@ def arrival_key(request: Request) -> tuple[float, int]:
 
 def everything(requests: Iterable[Request]) -> Plan:
     """Plan all that is left to compute of some requests, but the finished."""
-    return ((r, r.num_uncomputed_tokens) for r in requests if not r.is_finished)
+    return ((r, r.num_uncomputed_tokens) for r in requests if r.finish_reason is None)
 
 
 def decodes(running: Iterable[Request]) -> Plan:
     """Plan the token of each request that has only one to compute."""
-    return ((r, 1) for r in running if r.num_uncomputed_tokens == 1 and not r.is_finished)
+    return ((r, 1) for r in running if r.num_uncomputed_tokens == 1 and r.finish_reason is None)
 
 
 def prefills(running: Iterable[Request]) -> Plan:

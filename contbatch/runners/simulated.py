@@ -4,7 +4,6 @@ from contbatch.cost import CostModel, require_number
 from contbatch.engine import StepResult
 from contbatch.request import Request
 from contbatch.step import SchedulerOutput
-from contbatch.step_shape import StepShape
 
 
 def next_token(request: Request) -> int:
@@ -49,14 +48,16 @@ class SimulatedRunner:
 
     def resize_seconds(self, num_rows: int) -> float:
         """Return the seconds that the next step takes longer because the last one had another number of rows."""
-        resize_s = require_number(self.cost, "resize_s", getattr(self.cost, "resize_s", 0.0))
-        return resize_s if num_rows != self.num_rows else 0.0
+        if num_rows == self.num_rows:
+            return 0.0
+        return require_number(self.cost, "resize_s", getattr(self.cost, "resize_s", 0.0))
 
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Predict the step."""
         tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
-        tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
-        shape = StepShape.of(step.grants, step.decoders)
+        if step.forked:
+            tokens |= {request.request_id: next_token(request) for request in step.forked}
+        shape = step.shape
         elapsed_s = require_number(self.cost, "seconds", self.cost.seconds(shape))
         elapsed_s += self.resize_seconds(shape.num_tokens)
         self.num_rows = shape.num_tokens
