@@ -26,9 +26,13 @@ Key = tuple[str, str]
 
 def workloads(n: int) -> dict[str, cb.Workload]:
     """Make the workload to fit to, then those to predict, of about n requests each."""
-    lengths = [(n // 3, Uniform(8, 32)), (n // 6, Uniform(120, 240))] * 2
     common: dict[str, Any] = {"arrivals": AllAtOnce(), "output": Uniform(4, 24)}
-    parts = [cb.OpenLoop(num_requests=m, prompt=prompt, seed=i, **common) for i, (m, prompt) in enumerate(lengths)]
+    short, long, document = Uniform(8, 32), Uniform(120, 240), cb.SharedPrefix(192, 1)
+    kinds = [(n // 4, short, None), (n // 8, long, None), (n // 8, short, document)] * 2
+    parts = [
+        cb.OpenLoop(num_requests=m, prompt=prompt, prefix=prefix, seed=i, **common)
+        for i, (m, prompt, prefix) in enumerate(kinds)
+    ]
     answers: dict[str, Any] = {"num_requests": n, "output": Uniform(6, 18)}
     prefix = cb.SharedPrefix(128, 2)
     return {
@@ -43,7 +47,7 @@ def experiments(n: int, backend: "cb.LLM | cb.Simulated") -> dict[Key, cb.Experi
     limits: dict[str, Any] = {"num_pages": NUM_PAGES, "max_num_seqs": SEATS, "max_num_batched_tokens": BUDGET}
     return {
         (name, kind): cb.Experiment(
-            workload=load, policy=policy, backend=backend, prefix_cache=name == "shared", **limits
+            workload=load, policy=policy, backend=backend, prefix_cache=name != "poisson", **limits
         )
         for name, load in workloads(n).items()
         for kind, policy in POLICIES.items()

@@ -19,7 +19,7 @@ After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a p
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import repeat, takewhile
 
 from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
@@ -50,6 +50,8 @@ class PagePool:
         """Cached pages taken for other content so far."""
         self.on_evict: Callable[[int], object] = lambda _page: None
         """Called with each page whose kept content is lost."""
+        self.num_shared = 0
+        """References to live pages beyond the first of each: entries of page tables that others have too."""
         self._counts = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last, still in caches, goes first
         self._kept: set[int] = set()
@@ -141,11 +143,12 @@ class PagePool:
         freed = []
         for page in reversed(pages):
             counts[page] -= 1
-            if not counts[page]:
-                if page in self._kept:
-                    self._cached[page] = None
-                else:
-                    freed.append(page)
+            if counts[page]:
+                self.num_shared -= 1
+            elif page in self._kept:
+                self._cached[page] = None
+            else:
+                freed.append(page)
         self._set_free(freed)
 
     def _are_unshared(self, pages: list[int]) -> bool:
@@ -167,11 +170,16 @@ class PagePool:
         """How many pages have all their holders in `pages`, once each: giving these back makes so many available."""
         return sum(self._counts[page] == holders for page, holders in Counter(pages).items())
 
+    def shared_first(self, pages: Iterable[int]) -> list[int]:
+        """Return the pages that are held more than once, of a page table: they are its first ones, a common prefix."""
+        return list(takewhile(lambda page: self._counts[page] > 1, pages))
+
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""
         for page in pages:
             self._require_content(page)
             self._cached.pop(page, None)
+            self.num_shared += self._counts[page] > 0
             self._counts[page] += 1
 
     def keep(self, page: int) -> None:
@@ -202,8 +210,9 @@ class PagePool:
             not consistent
             or sorted(states) != list(range(self.num_pages))
             or len(live) != self.num_live - self.num_promised
+            or self.num_shared != sum(self._counts) - len(live)
         ):
             raise PagePoolError(
                 f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
-                f"of {self.num_pages}"
+                f"of {self.num_pages}, {self.num_shared} shared"
             )

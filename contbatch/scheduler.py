@@ -24,6 +24,7 @@ from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.runnable import require_forkable, require_runnable
 from contbatch.samples import live_samples, make_children, unforked
+from contbatch.shared_context import find_shared_context
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
@@ -151,6 +152,7 @@ class Scheduler:
             self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
+        step.shared_context = find_shared_context(step.grants, self.pool)
         if not step.decoders.num_requests and self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step

@@ -27,8 +27,6 @@ class DecodeSums(NamedTuple):
     """A token of each is computed, and one sampled."""
     context: int = 0
     """Positions that they read: Σ (start + 1)."""
-    num_pages: int = 0
-    """In their page tables."""
 
 
 NO_DECODERS = DecodeSums()
@@ -77,6 +75,8 @@ class SchedulerOutput:
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int
     """Cached pages taken for other content."""
+    shared_context: int
+    """Positions that are read again, see `StepShape`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SchedulerOutput:
         self.decoders = NO_DECODERS
         self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
         self.moves, self.moved = [], []
-        self.num_cached_tokens = self.num_evictions = 0
+        self.num_cached_tokens = self.num_evictions = self.shared_context = 0
 
     def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:
         """Return (source, target) of the moves of one kind, in order: what a cost model has to price."""

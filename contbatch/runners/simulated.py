@@ -50,13 +50,15 @@ class SimulatedRunner:
     def resize_seconds(self, num_rows: int) -> float:
         """Return the seconds that the next step takes longer because the last one had another number of rows."""
         resize_s = require_number(self.cost, "resize_s", getattr(self.cost, "resize_s", 0.0))
-        return resize_s if num_rows != self.num_rows else 0.0
+        least = getattr(self.cost, "min_rows", 1)
+        is_alike = self.num_rows and max(num_rows, least) == max(self.num_rows, least)
+        return 0.0 if is_alike else resize_s
 
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Predict the step."""
         tokens = {request.request_id: next_token(request) for request, _, _, samples, _ in step.grants if samples}
         tokens |= {request.request_id: next_token(request) for request in step.forked} if step.forked else {}
-        shape = StepShape.of(step.grants, step.decoders)
+        shape = StepShape.of(step.grants, step.decoders, step.shared_context)
         elapsed_s = require_number(self.cost, "seconds", self.cost.seconds(shape))
         elapsed_s += self.resize_seconds(shape.num_tokens)
         self.num_rows = shape.num_tokens
