@@ -80,6 +80,19 @@ def test_a_clock_counts_its_own_steps_and_the_last_one_catches_up(llm, monkeypat
     assert len(list(groupby(order))) > 6, "they take turns"
 
 
+def test_long_and_short_runs_end_together(llm, monkeypatch):
+    monkeypatch.setattr(in_turns, "TURN_S", 0.0)
+    order = []
+    forward = in_turns.PagesFrom.forward
+    monkeypatch.setattr(in_turns.PagesFrom, "forward", lambda s, inputs: (order.append(s), forward(s, inputs))[1])
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "backend": llm, "policy": cb.ContinuousBatching()}
+    cb.run_in_turns([cb.Experiment(workload=at_once(n, n), **limits) for n in (8, 40)])
+    short = [place for place, experiment in enumerate(order) if experiment is order[0]]
+    other = [place for place, experiment in enumerate(order) if experiment is not order[0]]
+    assert max(len(short), len(other)) > 3 * min(len(short), len(other))
+    assert min(short[-1], other[-1]) > 0.8 * len(order), "by the clock it would end in the middle"
+
+
 def test_no_step_pays_for_another_experiments(llm, monkeypatch):
     """Before each but the first the model runs the last one of the same experiment, and no page has changed then."""
     monkeypatch.setattr(in_turns, "TURN_S", 0.0)
