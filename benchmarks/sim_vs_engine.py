@@ -28,12 +28,13 @@ Round = dict[Key, cb.Result]
 
 def workloads(n: int) -> dict[str, cb.Workload]:
     """Make the workload to fit to, then those to predict, of about n requests each."""
-    common: dict[str, Any] = {"arrivals": AllAtOnce(), "output": Uniform(4, 24)}
     short, long, document = Uniform(8, 32), Uniform(120, 240), cb.SharedPrefix(192, 1)
-    kinds = [(n // 4, short, None), (n // 8, long, None), (n // 8, short, document)] * 2
+    few, many = Uniform(4, 24), Uniform(64, 96)
+    kinds = [(n // 4, short, None, few), (n // 8, long, None, few), (n // 8, short, document, few)] * 2
+    kinds.append((2, short, None, many))  # at the end, so that there are steps of one and two rows with little to read
     parts = [
-        cb.OpenLoop(num_requests=m, prompt=prompt, prefix=prefix, seed=i, **common)
-        for i, (m, prompt, prefix) in enumerate(kinds)
+        cb.OpenLoop(arrivals=AllAtOnce(), num_requests=m, prompt=prompt, prefix=prefix, output=output, seed=i)
+        for i, (m, prompt, prefix, output) in enumerate(kinds)
     ]
     answers: dict[str, Any] = {"num_requests": n, "output": Uniform(6, 18)}
     prefix = cb.SharedPrefix(128, 2)

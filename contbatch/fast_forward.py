@@ -69,8 +69,7 @@ class FastForward:
             decoders.join()
             if decoders.carried:  # who is listed besides is not like them, and has its steps planned
                 return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
-        step = self._next_step()
-        if step is None:
+        if (step := self._next_step()) is None:
             return None
         decoding = [grant.request for grant in step.grants if grant.samples]
         takes = self._takes(decoding, most := self._most_steps(decoding))
