@@ -235,8 +235,6 @@ legend = axes[0].legend(fontsize=7)
 # because the slope of eight rows was taken from where there is none; and with pages that several read counted for each, *shared* came out too slow.
 # docs/simulation.md has the numbers before and after, and what is left:
 #
-# - **A prompt after steps of few rows** takes a few percent longer than expected: the library turns from one kernel to the other. **mixed** has
-#   too few such steps to tell that from any other change of size.
 # - **Queues multiply errors.** In **poisson** with static batches, who comes a moment too late waits for a whole batch more.
 # - **The machine.** A single hiccup is the P99 of two dozen requests.
 #
