@@ -17,9 +17,10 @@ Every page is in one of three states:
 After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a page here.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import repeat, takewhile
+from itertools import repeat
 
 from contbatch.checks import require, require_counts
 from contbatch.errors import PagePoolError
@@ -170,9 +171,9 @@ class PagePool:
         """How many pages have all their holders in `pages`, once each: giving these back makes so many available."""
         return sum(self._counts[page] == holders for page, holders in Counter(pages).items())
 
-    def shared_first(self, pages: Iterable[int]) -> list[int]:
+    def shared_first(self, pages: list[int]) -> list[int]:
         """Return the pages that are held more than once, of a page table: they are its first ones, a common prefix."""
-        return list(takewhile(lambda page: self._counts[page] > 1, pages))
+        return pages[: bisect_left(pages, True, key=lambda page: self._counts[page] < 2)]
 
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""

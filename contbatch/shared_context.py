@@ -16,8 +16,8 @@ def find_shared_context(grants: Iterable[Grant], pool: PagePool) -> int:
         return 0
     read, again = set[int](), 0
     for request, _, num_tokens, _, _ in sorted(grants, key=lambda grant: grant.num_tokens == 1):
-        shared = pool.shared_first(request.pages)
-        if num_tokens == 1:
-            again += len(read.intersection(shared))
+        shared, before = pool.shared_first(request.pages), len(read)
         read.update(shared)
+        if num_tokens == 1:
+            again += len(shared) - (len(read) - before)
     return again * pool.page_size
