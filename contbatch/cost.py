@@ -6,7 +6,7 @@ from math import inf
 from numbers import Real
 from typing import Any, Protocol
 
-from contbatch.checks import require_seconds, shown
+from contbatch.checks import is_int, require, require_seconds, shown
 from contbatch.errors import CostModelError
 from contbatch.step_shape import StepShape
 
@@ -15,7 +15,8 @@ class CostModel(Protocol):
     """Predicts the time of a step from its shape alone: equal shapes, equal seconds.
 
     A class may have a field `resize_s`: the seconds that a step takes longer if it has another number of rows than the
-    step before, as where a library prepares its kernels for each number.
+    step before, as where a library prepares its kernels for each number; and `min_rows`, if fewer are computed as so
+    many.
     """
 
     def seconds(self, shape: StepShape) -> float:
@@ -58,49 +59,69 @@ def require_number(cost: CostModel, name: str, value: Any) -> float:
 class Linear:
     """A sum of a constant and terms in proportion to the sums of a `StepShape`; seconds, each ≥ 0.
 
+    A product with weights takes as long as reading them while rows are few, and grows with the rows then: the roofline
+    (Williams et al. 2009), with a step where a library turns to another kernel.
+
     Parameters
     ----------
     step_s : float
         Of every step.
     token_s : float
-        Of a row of the linear layers.
+        Of a row of the linear layers, the first `few_rows` excepted.
+    few_rows : int
+        Rows that cost no more than the weights do.
+    many_rows_s : float
+        Of a step that has more.
     seq_s : float
         Of a request in the step.
     logits_s : float
         Of a row of logits, sampling included.
     decode_context_s : float
         Of a position that a single query reads.
+    cold_context_s : float
+        Of such a position besides, unless another request of the step reads it too and has brought it from memory.
     prefill_pair_s : float
         Of a pair of a query and a position, in grants of several tokens.
     resize_s : float
         Of a step that has another number of rows than the step before.
+    min_rows : int
+        A step of fewer rows is computed with so many, so that from one to the other nothing changes.
     swapped_token_s : float
         Of a token's keys and values moved to the host or back.
     """
 
     step_s: float = 0.0
     token_s: float = 0.0
+    few_rows: int = 0
+    many_rows_s: float = 0.0
     seq_s: float = 0.0
     logits_s: float = 0.0
     decode_context_s: float = 0.0
+    cold_context_s: float = 0.0
     prefill_pair_s: float = 0.0
     resize_s: float = 0.0
+    min_rows: int = 1
     swapped_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(Linear):
-            require_seconds(CostModelError, **{field.name: getattr(self, field.name)})
+        for name, least in (("few_rows", 0), ("min_rows", 1)):
+            rows = getattr(self, name)
+            require(is_int(rows, least), name, rows, f"an integer ≥ {least}", CostModelError)
+        seconds = {f.name: getattr(self, f.name) for f in fields(Linear) if f.name.endswith("_s")}
+        require_seconds(CostModelError, **seconds)
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds that a step of this shape takes after one with as many rows."""
-        tokens, seqs, logits, decode_context, _, pairs = shape
+        tokens, seqs, logits, decode_context, _, pairs, shared = shape
         return (
             self.step_s
-            + self.token_s * tokens
+            + self.token_s * max(tokens - self.few_rows, 0)
             + self.seq_s * seqs
             + self.logits_s * logits
             + self.decode_context_s * decode_context
+            + self.cold_context_s * (decode_context - shared)
             + self.prefill_pair_s * pairs
+            + self.many_rows_s * (tokens > self.few_rows)
         )
 
     def swap_seconds(self, num_pages: int, page_size: int) -> float:

@@ -62,7 +62,7 @@ class Decoders:
         self._ends: list[tuple[int, int, _Decoder]] = []  # a heap: before which step, place, who
         self._num_takes = [0] * scheduler.pool.page_size
         """By step modulo the page size: who takes a page."""
-        self._num_joined = self._num_pages = 0
+        self._num_joined = 0
         self.context = 0
         """Positions that they read in the next step."""
         self._ready_until = 0
@@ -106,8 +106,8 @@ class Decoders:
         """Carry a request from now on, if it decodes and is like most."""
         if request.children or request.parent is not None or not _decodes(request):
             return False
-        scheduler, size, num_pages = self.scheduler, self.scheduler.pool.page_size, len(request.pages)
-        steps, room = self.num_steps_alike(request), num_pages * size - request.num_computed_tokens
+        scheduler, size = self.scheduler, self.scheduler.pool.page_size
+        steps, room = self.num_steps_alike(request), len(request.pages) * size - request.num_computed_tokens
         if len(self.carried) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
             return False
         now = scheduler.num_steps
@@ -118,7 +118,6 @@ class Decoders:
         self._num_joined += 1
         heappush(self._ends, (now + steps, self._num_joined, decoder))
         self.context += request.num_computed_tokens + 1
-        self._num_pages += num_pages
         self.joined.append(request)
         return True
 
@@ -158,7 +157,7 @@ class Decoders:
         self._ends.clear()
         self.joined.clear()
         self._num_takes = [0] * pool.page_size
-        self.context = self._num_pages = self._ready_until = 0
+        self.context = self._ready_until = 0
         self._is_due = False
 
     # ---- steps ---------------------------------------------------------------------------------------------------
@@ -166,12 +165,11 @@ class Decoders:
     def begin_step(self) -> DecodeSums:
         """Take the pages that they need in the next step; return what it computes for them."""
         self.take_pages(1, self._num_takes[self.scheduler.num_steps % self.scheduler.pool.page_size])
-        return DecodeSums(len(self.carried), self.context, self._num_pages)
+        return DecodeSums(len(self.carried), self.context)
 
     def take_pages(self, num_steps: int, num_pages: int) -> None:
         """Take, that is count, the pages that they need in the next steps: the sum of `num_takes`."""
         self.scheduler.pool.num_promised += num_pages
-        self._num_pages += num_pages
         self._ready_until = self.scheduler.num_steps + num_steps
 
     def advance(self, num_steps: int) -> None:
@@ -196,7 +194,6 @@ class Decoders:
         self.scheduler.running.insert(place, request)
         self.scheduler.pool.num_promised -= missing
         self.context -= request.num_computed_tokens + 1
-        self._num_pages -= num_pages
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] -= 1
 

@@ -20,6 +20,7 @@ from contbatch.recorder import Recorder
 from contbatch.request import Request, RequestStatus
 from contbatch.runners.simulated import SimulatedRunner, next_token, num_steps_alike
 from contbatch.scheduler import Scheduler
+from contbatch.shared_context import find_shared_context
 from contbatch.start import find_start
 from contbatch.step import DecodeSums, Grant, SchedulerOutput
 from contbatch.step_shape import StepShape
@@ -68,13 +69,12 @@ class FastForward:
             decoders.join()
             if decoders.carried:  # who is listed besides is not like them, and has its steps planned
                 return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
-        step = self._next_step()
-        if step is None:
+        if (step := self._next_step()) is None:
             return None
         decoding = [grant.request for grant in step.grants if grant.samples]
         takes = self._takes(decoding, most := self._most_steps(decoding))
         live_pages = self._live_pages([len(takes.get(nth, ())) for nth in range(most)])
-        shape = StepShape.of(step.grants)
+        shape = StepShape.of(step.grants, shared_context=step.shared_context)
         seconds, resize_s = seconds_by_context(self.runner.cost, shape), self.runner.resize_seconds(shape.num_tokens)
         elapsed, ends = find_times(
             seconds, shape.decode_context, len(decoding), now, next_arrival, len(live_pages), resize_s
@@ -152,6 +152,7 @@ class FastForward:
                 refused.append(request)
                 if not full:
                     step.bound.add("pages" if scheduler.free_seats else "seats")
+        step.shared_context = find_shared_context(step.grants, scheduler.pool)
         return step if any(grant.samples for grant in step.grants) else None
 
     def _is_refused(self, newcomer: Request, tokens: int) -> bool:

@@ -1,8 +1,11 @@
 """Several measured experiments on one model, some steps of each in turn.
 
 A machine that others use too, or that grows warm, is a third faster now than in a minute. Of two runs one after the
-other nobody can say what part of their difference is the machine's. Here whichever clock is furthest behind takes the
-next steps, so that all meet the same machine; each clock counts its own steps only.
+other nobody can say what part of their difference is the machine's. Here whichever has answered the smallest share of
+its requests takes the next steps, so that all meet the same machine from their beginning to their end; each clock
+counts its own steps only. Before a turn the last step of the same experiment is computed again, uncounted: the first
+one after another's would pay for a library that prepares for another number of rows, and for pages that have gone from
+the processor's caches.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,11 +43,18 @@ class PagesFrom:
     def __init__(self, model: PagedModel, first: int, num_pages: int) -> None:
         self._model, self._first = model, first
         self.config, self.num_pages, self.page_size = model.config, num_pages, model.page_size
+        self._last: Mapping[str, np.ndarray] | None = None
 
     def forward(self, inputs: Mapping[str, np.ndarray]) -> NDArray[np.float32]:
         """Run one step: see `PagedModel.forward`."""
         table = inputs["block_table"]
-        return self._model.forward({**inputs, "block_table": np.where(table < 0, table, table + self._first)})
+        self._last = {**inputs, "block_table": np.where(table < 0, table, table + self._first)}
+        return self._model.forward(self._last)
+
+    def resume(self) -> None:
+        """Run the last step again, if there was any: it leaves in its pages what it left there before."""
+        if self._last is not None:
+            self._model.forward(self._last)
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Copy pages; see `PagedModel.move_pages`."""
@@ -99,19 +109,23 @@ def run_in_turns(experiments: Iterable[Experiment], *, log: bool = False) -> lis
 
 
 def _run(engines: Sequence[Engine], experiments: Sequence[Experiment]) -> None:
-    going = []
+    going: dict[Run, float] = {}  # and which share of their requests they have answered
+    totals: dict[Run, int] = {}
     for engine, experiment in zip(engines, experiments, strict=True):
         source = experiment.workload.source(engine.runner.model.config.vocab_size)  # type: ignore[attr-defined]
-        going.append(Run(engine, source.requests(), source.on_finish, in_order=False))
-        going[-1].begin()
+        run = Run(engine, source.requests(), source.on_finish, in_order=False)
+        going[run], totals[run] = 0.0, len(source.turns)
+        run.begin()
     while going:
-        behind = min(going, key=lambda run: run.engine.next_start())
+        behind = min(going, key=lambda run: (going[run], run.engine.next_start()))
+        behind.engine.runner.model.resume()  # type: ignore[attr-defined]
         until = behind.engine.next_start() + TURN_S
-        while behind.advance() is not None:
+        while (answered := behind.advance()) is not None:
+            going[behind] += len(answered) / totals[behind]
             if behind.engine.next_start() >= until:
                 break
         else:
-            going.remove(behind)
+            del going[behind]
 
 
 def _llm_of(experiments: Sequence[Experiment]) -> "LLM":

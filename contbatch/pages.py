@@ -17,6 +17,7 @@ Every page is in one of three states:
 After PagedAttention (Kwon et al., SOSP 2023, section 4.2), whose "block" is a page here.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -53,6 +54,8 @@ class PagePool:
         """Cached pages taken for other content so far."""
         self.on_evict: Callable[[int], object] = lambda _page: None
         """Called with each page whose kept content is lost."""
+        self.num_shared = 0
+        """References to live pages beyond the first of each: entries of page tables that others have too."""
         self._live: set[int] = set()
         self._more_holders: dict[int, int] = {}
         """Of pages that are shared: how many hold them besides the first."""
@@ -159,6 +162,7 @@ class PagePool:
         if page not in self._more_holders:
             self._live.remove(page)
             return True
+        self.num_shared -= 1
         self._more_holders[page] -= 1
         if not self._more_holders[page]:
             del self._more_holders[page]
@@ -177,11 +181,16 @@ class PagePool:
         """How many pages have all their holders in `pages`, once each: giving these back makes so many available."""
         return sum(self.num_holders(page) == holders for page, holders in Counter(pages).items())
 
+    def shared_first(self, pages: list[int]) -> list[int]:
+        """Return the pages that are held more than once, of a page table: they are its first ones, a common prefix."""
+        return pages[: bisect_left(pages, True, key=lambda page: page not in self._more_holders)]
+
     def share(self, pages: Iterable[int]) -> None:
         """Add one reference to each page, live or cached; `PagePoolError` for the first that is free."""
         for page in pages:
             self._require_content(page)
             if page in self._live:
+                self.num_shared += 1
                 self._more_holders[page] = self._more_holders.get(page, 0) + 1
             else:
                 del self._cached[page]
@@ -216,8 +225,9 @@ class PagePool:
             not consistent
             or sorted(states) != list(range(self.num_pages))
             or len(live) != self.num_live - self.num_promised
+            or self.num_shared != sum(self._more_holders.values())
         ):
             raise PagePoolError(
                 f"page accounting broken: {self.num_free} free + {self.num_cached} cached + {len(live)} live "
-                f"of {self.num_pages}"
+                f"of {self.num_pages}, {self.num_shared} shared"
             )

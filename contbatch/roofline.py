@@ -125,7 +125,7 @@ class Roofline:
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds that a step of this shape takes; 0 for an empty one."""
-        tokens, _, logits, decode_context, prefill_context, pairs = shape
+        tokens, _, logits, decode_context, prefill_context, pairs, _ = shape
         if not tokens:
             return 0.0
         fixed, reduced, linear, weights, head, head_weights, attention, kv = self._terms

@@ -24,6 +24,7 @@ from contbatch.queue import WaitingQueue
 from contbatch.request import Request, RequestStatus
 from contbatch.runnable import require_fitting, require_forkable, require_unused
 from contbatch.samples import live_samples, make_children, unforked
+from contbatch.shared_context import find_shared_context
 from contbatch.step import Grant, SchedulerOutput
 from contbatch.swap_space import SwapSpace
 
@@ -73,8 +74,7 @@ class Scheduler:
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len, self.waiting = max_model_len, WaitingQueue()
-        self.running: list[Request] = []
+        self.max_model_len, self.waiting, self.running = max_model_len, WaitingQueue(), list[Request]()
         self.requests: dict[int | str, Request] = {}  # all live ones
         self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
         self.decoders: Decoders | None = None  # a simulation's, who run besides `running`
@@ -109,15 +109,14 @@ class Scheduler:
     def fork(self, parent: Request, child: Request) -> None:
         """Queue a request whose known tokens but the last are a live parent's, to begin from the parent's pages.
 
-        Full pages are shared, one that both go on writing is copied. The child computes its tokens itself if the parent
-        runs no more when it is admitted.
+        A page that both go on writing is copied. The child of a parent that runs no more computes its tokens itself.
         """
         require_forkable(parent, child, self)
         self.add(child)
         if self.decoders:
             self.decoders.release()
-        self.decoders, child.parent = None, parent  # whom the child looks at
-        child.num_forked_tokens = child.num_tokens - 1
+        self.decoders = None  # for the child looks at its parent
+        child.parent, child.num_forked_tokens = parent, child.num_tokens - 1
 
     def abort(self, request_id: int | str) -> None:
         """End a live request in whatever state it is, and its further samples; unknown ids are ignored."""
@@ -156,6 +155,7 @@ class Scheduler:
             self.decoders.make_ready()
         step = self._open_step = SchedulerOutput(self.num_steps)
         Planner(self, step).run(now)
+        step.shared_context = find_shared_context(step.grants, self.pool)
         if not step.decoders.num_requests and self.requests and all(grant.padding for grant in step.grants):
             raise StalledError(f"the policy planned nothing of use: {self!r}")
         return step
@@ -198,8 +198,7 @@ class Scheduler:
         if step is not self._open_step:
             raise SchedulerError(f"step {step.step} was updated before, or planned anew since")
         intake = Intake(self, step, tokens, errors or {}, scores or {}, on_token)
-        self._open_step = None
-        self.num_steps += 1
+        self._open_step, self.num_steps = None, self.num_steps + 1
         try:
             intake.run()
         finally:  # on_token may have been interrupted

@@ -28,8 +28,6 @@ class DecodeSums(NamedTuple):
     """A token of each is computed, and one sampled."""
     context: int = 0
     """Positions that they read: Σ (start + 1)."""
-    num_pages: int = 0
-    """In their page tables."""
 
 
 NO_DECODERS = DecodeSums()
@@ -78,6 +76,8 @@ class SchedulerOutput:
     """Tokens of those admitted that the prefix cache held; they are not among `num_tokens`."""
     num_evictions: int
     """Cached pages taken for other content."""
+    shared_context: int
+    """Positions that are read again, see `StepShape`."""
     _shape: StepShape | None
 
     def __init__(
@@ -95,14 +95,14 @@ class SchedulerOutput:
         self.decoders = NO_DECODERS
         self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
         self.moves, self.moved = [], []
-        self.num_cached_tokens = self.num_evictions = 0
+        self.num_cached_tokens = self.num_evictions = self.shared_context = 0
         self._shape = None
 
     @property
     def shape(self) -> StepShape:
         """Its size, added up once: ask when the step is planned."""
         if self._shape is None:
-            self._shape = StepShape.of(self.grants, self.decoders)
+            self._shape = StepShape.of(self.grants, self.decoders, self.shared_context)
         return self._shape
 
     def pages_moved(self, kind: Literal["copy", "out", "in"]) -> list[tuple[int, int]]:

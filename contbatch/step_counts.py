@@ -22,18 +22,16 @@ def count(
     prefill, decode, padded : int
         Tokens of each kind that the step's grants compute.
     """
-    running, (carried, context, num_pages) = scheduler.running, step.decoders
+    running, (carried, context) = scheduler.running, step.decoders
     held, computed = 0, context - carried
     for request in running:
         held += request.status is HELD
         computed += request.num_computed_tokens
-        num_pages += len(request.pages)
     pool, bound, (tokens, seqs, _, *contexts) = scheduler.pool, step.bound, step.shape
     free, cached_pages = pool.num_free, pool.num_cached
     live_pages = pool.num_pages - free - cached_pages
-    # Shared pages are full, and are in more page tables than one.
-    in_several = num_pages - live_pages
-    kv_tokens = computed + prefill + decode + carried - pool.page_size * in_several
+    # Shared pages are full.
+    kv_tokens = computed + prefill + decode + carried - pool.page_size * pool.num_shared
     counts = (
         *(len(running) + carried, held, len(scheduler.waiting.requests), seqs),
         *(tokens, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),

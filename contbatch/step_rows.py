@@ -16,7 +16,7 @@ COUNTS = [
     *("decode_tokens", "padding_tokens", "admitted", "preempted", "cached_tokens", "live_pages", "kv_tokens"),
     *("cached_pages", "evictions", "pages_out", "pages_in", "pages_copied", "restarted"),
     *("seats_bound", "tokens_bound", "pages_bound", "external_slots"),
-    *("decode_context", "prefill_context", "prefill_pairs", "sampled_tokens", "left"),
+    *("decode_context", "prefill_context", "prefill_pairs", "shared_context", "sampled_tokens", "left"),
 ]
 """Integers of a step, in the order of the table's columns."""
 STEP_COLUMNS = ["step", "start_s", "elapsed_s", "host_s", *COUNTS, "internal_slots", "num_steps"]

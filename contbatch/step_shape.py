@@ -26,11 +26,18 @@ class StepShape(NamedTuple):
     """Σ (start + n) over grants of more tokens: positions whose keys and values are read."""
     prefill_pairs: int
     """Σ n·(start + (n + 1)/2) over grants of more tokens: pairs of a query and a position it attends to."""
+    shared_context: int = 0
+    """Of `decode_context`, what another grant of the step reads too and is counted there: see `find_shared_context`."""
 
     @classmethod
-    def of(cls, grants: "Iterable[Grant]", decoders: "DecodeSums | tuple[int, int, int]" = (0, 0, 0)) -> "StepShape":
+    def of(
+        cls,
+        grants: "Iterable[Grant]",
+        decoders: "DecodeSums | tuple[int, int]" = (0, 0),
+        shared_context: int = 0,
+    ) -> "StepShape":
         """Add up the grants of a step and who decodes besides; padding counts as what it computes."""
-        tokens, decode_context, _ = decoders
+        tokens, decode_context = decoders
         seqs = logits = tokens
         prefill_context = prefill_pairs = 0
         for _, start, n, samples, _ in grants:
@@ -42,4 +49,4 @@ class StepShape(NamedTuple):
             else:
                 prefill_context += start + n
                 prefill_pairs += n * (2 * start + n + 1) // 2
-        return cls(tokens, seqs, logits, decode_context, prefill_context, prefill_pairs)
+        return cls(tokens, seqs, logits, decode_context, prefill_context, prefill_pairs, shared_context)

@@ -39,17 +39,21 @@ from contbatch.plots.colours import COLOURS
 # %% [markdown]
 # ## Three workloads, two policies
 #
-# - **mixed**, to fit to: short and long prompts, all there from the start. It is made to tell the costs apart: few and many rows, short and
-#   long contexts, in alternation, so that no cost grows together with the time of day.
+# - **mixed**, to fit to: short and long prompts, and some about the same document, all there from the start. It is made to tell the costs apart:
+#   few and many rows, short and long contexts, shared or not, in alternation; at its end two short questions with long answers are left.
 # - **poisson**, to predict: short questions that arrive at random.
-# - **shared**, to predict: everybody asks about one of two documents, and the prefix cache is on.
+# - **shared**, to predict: everybody asks about one of two documents.
+#
+# The prefix cache is on where documents are shared.
 
 # %%
 def at_once(n, prompt, seed, output=Uniform(4, 24), **fields):
     return cb.OpenLoop(arrivals=AllAtOnce(), num_requests=n, prompt=Uniform(*prompt), output=output, seed=seed, **fields)
 
 
-parts = [at_once(n, prompt, seed + i) for i, (n, prompt) in enumerate([(8, (8, 32)), (4, (120, 240))] * 2)]
+kinds = [(6, (8, 32), None), (3, (120, 240), None), (3, (8, 32), cb.SharedPrefix(192, 1))] * 2
+parts = [at_once(n, prompt, seed + i, prefix=prefix) for i, (n, prompt, prefix) in enumerate(kinds)]
+parts.append(at_once(2, (8, 32), seed + len(kinds), Uniform(64, 96)))
 loads = {
     "mixed": cb.Mixture(parts),
     "poisson": cb.Poisson(rate=4, num_requests=24, prompt=Uniform(8, 64), output=Uniform(6, 18), seed=seed),
@@ -61,7 +65,7 @@ limits = {"num_pages": 160, "max_num_seqs": seats, "max_num_batched_tokens": bud
 
 def experiments(backend):
     return {
-        (load, name): cb.Experiment(workload=loads[load], policy=policy, backend=backend, prefix_cache=load == "shared", **limits)
+        (load, name): cb.Experiment(workload=loads[load], policy=policy, backend=backend, prefix_cache=load != "poisson", **limits)
         for load in loads
         for name, policy in policies.items()
     }
@@ -75,8 +79,8 @@ for load, pairs in counts.items():
 # ## Run them for real, in turns
 #
 # First every size of a step once: the first of its size is slow, since the library prepares its kernels. Then all six run *in turns*, half a
-# second each, on the pages of one model, every one with a clock of its own (`cb.run_in_turns`). A machine is rarely as fast now as in a minute, and if
-# one workload ran after the other, we would fit to one machine and predict another. All is done twice.
+# second each, on the pages of one model, every one with a clock of its own, whoever has answered the smallest share first (`cb.run_in_turns`). A machine is
+# rarely as fast now as in a minute, and if one workload ran after the other, we would fit to one machine and predict another. All is done twice.
 
 # %%
 llm = cb.LLM(model, num_pages=limits["num_pages"] * 6, max_num_batched_tokens=budget)
@@ -136,18 +140,26 @@ for name in policies:
 # %% [markdown]
 # ## What a step costs here
 #
-# The coefficients, and the error of single steps in cross-validation. `resize` is what a step costs more if it has another number of rows than
-# the one before: the library prepares each layer for the new size. On this CPU that is a tenth to a third of a small step. No sum over a
-# step's requests can tell it, so the simulator remembers the last step's size.
+# The coefficients, and the error of single steps in cross-validation. Three of them no sum over a step's requests can tell:
+#
+# - **A few rows cost no more than the weights do**, which are read in any case. Behind the last of them the library takes another kernel: that is a step,
+#   and from there on each row costs the same.
+# - **Another number of rows** than the step before has costs a tenth to a third of a small step: the library prepares each layer for it. So the
+#   simulator remembers the last step's size. One row is computed as two, for its bits' sake, and from one to two nothing changes.
+# - **Positions from memory**: of a page that several requests read in a step, only one of them pays for bringing it.
+#
+# How many rows are few, and how many a step has at least, is chosen by cross-validation within **mixed**.
 
 # %% tags=["nbval-ignore-output"]
 names = {
-    "step_s": "a step", "token_s": "a row", "seq_s": "a request", "logits_s": "a row of logits", "resize_s": "another number of rows",
-    "decode_context_s": "1,000 positions read", "prefill_pair_s": "1,000 pairs in a prompt",
+    "step_s": "a step", "token_s": "a row after the few", "many_rows_s": "more rows than few", "seq_s": "a request", "logits_s": "a row of logits",
+    "resize_s": "another number of rows", "decode_context_s": "1,000 positions read", "cold_context_s": "1,000 of them from memory",
+    "prefill_pair_s": "1,000 pairs in a prompt",
 }
 for name, words in names.items():
     scale = 1e6 if "1,000" in words else 1e3
     print(f"{words:26} {scale * getattr(fitted, name):6.2f} ms")
+print(f"few rows: {fitted.few_rows}; at least {fitted.min_rows}; not to be told from these steps: {', '.join(fitted.unseen) or 'nothing'}")
 print(f"{fitted.num_steps} steps, mean error of a step {fitted.error:.0%}, of their sum {fitted.bias:+.1%}")
 
 # %% [markdown]
@@ -213,20 +225,17 @@ for axis, load in zip(axes, loads):
         axis.plot(part.index, part.ms, "o", color=COLOURS[0], markerfacecolor=face, label=f"measured, {'another' if resized else 'the same'} number")
         axis.plot(part.index, part.expected, line, color=COLOURS[1], label="expected")
     axis.set(title=load, xlabel="rows", ylim=(0, None))
+    axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
 axes[0].set_ylabel("median step [ms]")
 legend = axes[0].legend(fontsize=7)
 
 # %% [markdown]
-# Three things that a sum of coefficients does not know:
+# What a line through all rows got wrong shows in the dots: flat up to four rows, a step behind them, then a slope. With it, *poisson* came out too fast,
+# because the slope of eight rows was taken from where there is none; and with pages that several read counted for each, *shared* came out too slow.
+# docs/simulation.md has the numbers before and after, and what is left:
 #
-# - **Another number of rows** was missing from the formula until this page was made: a request that came or left looked as if it cost
-#   the others nothing. It is the distance between filled and hollow, and now a coefficient of its own.
-# - **A kink between four and five rows**: up to four the matrix library has another kernel. The line is too high before it and too low behind it.
-#   It averages out over a run whose batch moves, not in a run that stays at one size.
-# - **Pages that several requests share** are read from memory once, and by the others from the processor's cache. The formula counts them
-#   for each reader. Whether that
-#   matters here is not settled: docs/simulation.md tells of two runs that disagree.
+# - **Queues multiply errors.** In **poisson** with static batches, who comes a moment too late waits for a whole batch more.
+# - **The machine.** A single hiccup is the P99 of two dozen requests.
 #
-# What else can go wrong: a server so loaded that requests queue multiplies any error of a step; a single hiccup of the machine is the P99 of
-# twenty-four requests. `python benchmarks/sim_vs_engine.py` does the same with more requests, policies and rounds.
+# `python benchmarks/sim_vs_engine.py` does the same with more requests, policies and rounds, and predicts each round from its own fit.

@@ -305,9 +305,22 @@ def test_linear_is_a_sum_of_its_terms():
 
 
 def test_every_coefficient_is_checked():
+    rows = {"few_rows": "an integer ≥ 0", "min_rows": "an integer ≥ 1"}
     for name in (field.name for field in fields(Linear)):
-        with pytest.raises(CostModelError, match=f"{name} must be finite seconds ≥ 0, got -1"):
+        with pytest.raises(CostModelError, match=f"{name} must be {rows.get(name, 'finite seconds ≥ 0')}, got -1"):
             Linear(**{name: -1})
+
+
+def test_rows_are_cheap_up_to_a_number_of_them():
+    cost = Linear(step_s=1, token_s=10, few_rows=4, many_rows_s=100)
+    prices = [cost.seconds(StepShape(n, 1, 1, 0, 0, 0)) for n in (1, 4, 5, 6)]
+    assert prices == [1, 1, 1 + 100 + 10, 1 + 100 + 20]
+
+
+def test_positions_that_others_read_too_come_from_the_cache():
+    cost = Linear(decode_context_s=2, cold_context_s=3)
+    assert cost.seconds(StepShape(2, 2, 2, 50, 0, 0)) == 250
+    assert cost.seconds(StepShape(2, 2, 2, 50, 0, 0, shared_context=20)) == 190
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "1"])

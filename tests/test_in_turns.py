@@ -80,6 +80,48 @@ def test_a_clock_counts_its_own_steps_and_the_last_one_catches_up(llm, monkeypat
     assert len(list(groupby(order))) > 6, "they take turns"
 
 
+def test_long_and_short_runs_end_together(llm, monkeypatch):
+    monkeypatch.setattr(in_turns, "TURN_S", 0.0)
+    order = []
+    forward = in_turns.PagesFrom.forward
+    monkeypatch.setattr(in_turns.PagesFrom, "forward", lambda s, inputs: (order.append(s), forward(s, inputs))[1])
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "backend": llm, "policy": cb.ContinuousBatching()}
+    cb.run_in_turns([cb.Experiment(workload=at_once(n, n), **limits) for n in (8, 40)])
+    short = [place for place, experiment in enumerate(order) if experiment is order[0]]
+    other = [place for place, experiment in enumerate(order) if experiment is not order[0]]
+    assert max(len(short), len(other)) > 3 * min(len(short), len(other))
+    assert min(short[-1], other[-1]) > 0.8 * len(order), "by the clock it would end in the middle"
+
+
+def test_no_step_pays_for_another_experiments(llm, monkeypatch):
+    """Before each but the first the model runs the last one of the same experiment, and no page has changed then."""
+    monkeypatch.setattr(in_turns, "TURN_S", 0.0)
+    seen, counted, repeated = [], [], []
+    forward, forward_of = llm.runner.model.forward, in_turns.PagesFrom.forward
+    resume, pages = in_turns.PagesFrom.resume, llm.runner.model._pages
+
+    def noting(self, inputs):
+        counted.append((self, len(seen)))
+        return forward_of(self, inputs)
+
+    def checking(self):
+        before = [array.copy() for array in pages.arrays]
+        resume(self)
+        repeated.append(all(map(np.array_equal, before, pages.arrays)))
+
+    monkeypatch.setattr(llm.runner.model, "forward", lambda inputs: (seen.append(inputs), forward(inputs))[1])
+    monkeypatch.setattr(in_turns.PagesFrom, "forward", noting)
+    monkeypatch.setattr(in_turns.PagesFrom, "resume", checking)
+    cb.run_in_turns(experiments(llm)[:2])
+    last = {}
+    for experiment, place in counted:
+        if experiment in last:
+            assert seen[place - 1] is last[experiment]
+        last[experiment] = seen[place]
+    assert len(seen) == 2 * len(counted), "and once before each finds that it has ended, in place of the first"
+    assert all(repeated)
+
+
 def test_the_llm_is_ready_afterwards_and_needs_to_be_free(llm):
     cb.run_in_turns(experiments(llm)[:2])
     stream = llm.stream([5, 6, 7], cb.SamplingParams(max_tokens=3, ignore_eos=True))

@@ -12,8 +12,8 @@ POLICIES = sorted(f"policies.{path.stem}" for path in (PACKAGE / "policies").glo
 # fmt: off
 HEART = [
     "checks", "contiguous", "decoders", "errors", "intake", "logprob", "lost_step", "pages", "planner", "policies",
-    *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler", "start",
-    "step", "step_shape", "swap_space", "token_ids",
+    *POLICIES, "prefix_cache", "queue", "request", "runnable", "samples", "sampling_params", "scheduler",
+    "shared_context", "start", "step", "step_shape", "swap_space", "token_ids",
 ]
 HEAVY = {
     "numpy", "pandas", "matplotlib", "IPython", "ipywidgets", "tqdm", "numba", "llvmlite", "onnx", "onnx_ir",
@@ -72,6 +72,7 @@ def test_what_each_part_of_the_heart_may_see():
         "contiguous": {"checks", "errors", "pages"},
         "step": {"errors", "request", "step_shape"},
         "step_shape": {"step"},  # for its types only
+        "shared_context": {"pages", "step"},
         "queue": {"request"},
         "policies": set(POLICIES),
         **{name: {"checks", "errors", "request", *POLICIES} for name in POLICIES},

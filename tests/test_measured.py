@@ -3,11 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import contbatch as cb
 from contbatch.errors import CostModelError, MissingDependencyError
 from contbatch.lengths import Uniform
-from contbatch.measured import FEATURES
+from contbatch.measured import NEEDED
 from contbatch.workload import Poisson
 
 TRUE = {
@@ -19,11 +21,21 @@ TRUE = {
     "prefill_pair_s": 1e-7,
     "resize_s": 0.003,
 }
+KINKED = TRUE | {
+    "few_rows": 4,
+    "many_rows_s": 0.005,
+    "decode_context_s": 2e-6,
+    "cold_context_s": 3e-6,
+    "min_rows": 2,
+}
+"""A machine whose products cost the same up to four rows, where one row is computed as two, and memory is slow."""
 WORKLOAD = Poisson(rate=6, num_requests=150, prompt=Uniform(16, 400), output=Uniform(4, 120))
+SHARED = WORKLOAD.replace(rate=2, prefix=cb.SharedPrefix(160, 2), prompt=Uniform(16, 200))
 
 
-def simulated(cost):
-    return cb.simulate(WORKLOAD, backend=cb.Simulated(cost=cost, kv_tokens=10**6), max_num_batched_tokens=256)
+def simulated(cost, workload=WORKLOAD):
+    backend = cb.Simulated(cost=cost, kv_tokens=10**6)
+    return cb.simulate(workload, backend=backend, max_num_batched_tokens=256, prefix_cache=workload is SHARED)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +52,60 @@ def test_exact_times_give_the_coefficients_back(run):
         pytest.approx(0, abs=1e-9),
         pytest.approx(0, abs=1e-9),
     )
+
+
+@pytest.fixture(scope="module")
+def kinked():
+    pytest.importorskip("scipy")
+    return simulated(cb.Linear(**KINKED), SHARED)
+
+
+def test_kinks_and_what_is_shared_are_found(kinked):
+    fitted = cb.Measured.fit(kinked)
+    assert {name: getattr(fitted, name) for name in KINKED} == pytest.approx(KINKED, rel=1e-6, abs=1e-12)
+    assert (fitted.error, fitted.unseen) == (pytest.approx(0, abs=1e-9), ())
+
+
+def test_kinks_and_what_is_shared_are_found_in_noise(kinked):
+    steps = kinked.steps.copy()
+    steps["elapsed_s"] *= 1 + np.random.default_rng(1).normal(0, 0.08, len(steps))
+    fitted = cb.Measured.fit(steps)
+    assert (fitted.few_rows, fitted.min_rows) == (KINKED["few_rows"], KINKED["min_rows"])
+    for name in ("step_s", "token_s", "many_rows_s", "resize_s"):
+        assert getattr(fitted, name) == pytest.approx(KINKED[name], rel=0.2), name
+    assert fitted.cold_context_s == pytest.approx(KINKED["cold_context_s"], rel=0.35)
+    assert simulated(fitted, SHARED).duration_s == pytest.approx(kinked.duration_s, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_without_kinks_gets_none(run, seed):
+    steps = run.steps.copy()
+    steps["elapsed_s"] *= 1 + np.random.default_rng(seed).normal(0, 0.08, len(steps))
+    fitted = cb.Measured.fit(steps)
+    assert (fitted.few_rows, fitted.min_rows, fitted.many_rows_s) == (0, 1, 0.0)
+
+
+def test_rows_that_say_nothing_of_sharing_are_told_of(kinked):
+    """A run in which nobody shares, and rows saved before the column was there: all positions cost the same then."""
+    alone = simulated(cb.Linear(**KINKED))
+    for steps in (alone.steps, alone.steps.drop(columns="shared_context")):
+        fitted = cb.Measured.fit(steps)
+        assert fitted.unseen == ("cold_context_s",)
+        assert fitted.cold_context_s == 0
+        assert fitted.decode_context_s == pytest.approx(KINKED["decode_context_s"] + KINKED["cold_context_s"])
+        steps = kinked.steps
+        dearer = KINKED["cold_context_s"] * steps.shared_context
+        np.testing.assert_allclose(fitted.predict(kinked), steps.elapsed_s + dearer, rtol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.3, 1.0, 3.0]))
+def test_no_step_is_predicted_to_take_less_than_nothing(kinked, seed, scale):
+    steps = kinked.steps[:200]
+    times = np.exp(np.random.default_rng(seed).normal(0, scale, len(steps)))  # nothing to do with what was computed
+    fitted = cb.Measured.fit(steps.assign(elapsed_s=times), folds=2)
+    assert (fitted.predict(kinked) >= 0).all()
+    assert (simulated(fitted, SHARED.replace(num_requests=5)).steps.elapsed_s >= 0).all()
 
 
 def test_noisy_times_are_predicted_as_well_as_the_error_says(run):
@@ -74,9 +140,11 @@ def test_a_machine_with_hiccups_is_as_slow_as_it_is(run):
     assert abs(fitted.bias) < 0.01
 
 
-def test_steps_are_predicted_as_a_simulation_prices_them(run):
+def test_steps_are_predicted_as_a_simulation_prices_them(run, kinked):
     cost = cb.Measured(**TRUE, num_steps=30, error=0.0, bias=0.0)
     np.testing.assert_allclose(cost.predict(run), run.steps.elapsed_s, rtol=1e-12)
+    dear = cb.Measured(**KINKED, num_steps=30, error=0.0, bias=0.0)
+    np.testing.assert_allclose(dear.predict(kinked), kinked.steps.elapsed_s, rtol=1e-12)
     pd.testing.assert_series_equal(cost.predict(run.steps), cost.predict(run))
 
 
@@ -102,7 +170,7 @@ def test_a_roofline_is_nearly_linear(run):
 
 
 def rows(n=40, **columns):
-    made = {column: np.arange(1, n + 1) for column in ("elapsed_s", *FEATURES.values())}
+    made = {column: np.arange(1, n + 1) for column in NEEDED}
     return pd.DataFrame({**made, "host_s": 0.0, **columns})
 
 

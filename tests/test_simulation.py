@@ -66,6 +66,17 @@ def test_a_step_of_another_size_costs_more(fast_forward):
     assert list(steps.elapsed_s) == [1.25, 1.25, 1, 1.25, 1, 1]
 
 
+@pytest.mark.parametrize("fast_forward", [True, False])
+def test_a_step_of_another_size_costs_more_unless_both_are_computed_as_one_size(fast_forward):
+    """The same steps: from 2 rows to 1 nothing changes; the first step of all always has another size."""
+    turns = [Turn(i, 0.0, ((i, n),), output) for i, (n, output) in enumerate([(3, 3), (4, 6)])]
+    cost = cb.Linear(step_s=1, resize_s=0.25, min_rows=2)
+    steps = cb.simulate(cb.Trace(turns, "two"), backend=backend(cost), fast_forward=fast_forward).steps
+    assert list(steps.elapsed_s) == [1.25, 1.25, 1, 1, 1, 1]
+    one = cb.Trace([Turn(0, 0.0, ((0, 1),), 3)], "one")
+    assert list(cb.simulate(one, backend=backend(cost), fast_forward=fast_forward).steps.elapsed_s) == [1.25, 1, 1]
+
+
 def test_pages_that_move_to_the_host_and_back_cost_their_tokens():
     cost = cb.Linear(step_s=1, swapped_token_s=0.25)
     workload = OpenLoop(arrivals=AllAtOnce(), num_requests=6, prompt=20, output=60)

@@ -50,6 +50,9 @@ class SimulatedRunner:
         """Return the seconds that the next step takes longer because the last one had another number of rows."""
         if num_rows == self.num_rows:
             return 0.0
+        least = getattr(self.cost, "min_rows", 1)
+        if self.num_rows and max(num_rows, least) == max(self.num_rows, least):
+            return 0.0
         return require_number(self.cost, "resize_s", getattr(self.cost, "resize_s", 0.0))
 
     def execute(self, step: SchedulerOutput) -> StepResult:
