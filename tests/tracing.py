@@ -1,5 +1,6 @@
 """Does something at a chosen line of the package, or of OpenVINO's Python half, while a function runs."""
 
+import linecache
 import signal
 import sys
 import threading
@@ -14,6 +15,10 @@ class _Tracer:
 
     def __call__(self, frame, event, _):
         if event == "line":
+            # A block is left on the line where it began. Python looks for no signal between that and the exit itself,
+            # so that an action there would leave a lock taken that no Ctrl-C can.
+            if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+                return self
             self.lines += 1
             if self.lines in self.chosen:
                 self.action()
