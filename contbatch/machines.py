@@ -57,7 +57,7 @@ class Machines:
     """
 
     def __init__(self, num_machines: int, on_finish: OnFinish, *, isolated: bool, **limits: Any) -> None:
-        self.engines = [simulated_engine(skip_with=_UpTo, **limits) for _ in range(num_machines)]
+        self.engines = [simulated_engine(skip_with=_UpTo, single_samples=True, **limits) for _ in range(num_machines)]
         self.on_finish, self.isolated = on_finish, isolated
 
 

@@ -113,8 +113,13 @@ def simulated_engine(
     skip_with: Callable[[Scheduler, SimulatedRunner], FastForward] | None = FastForward,
     detail: bool = True,
     log: DecisionLog | None = None,
+    single_samples: bool = False,
 ) -> Engine:
-    """Make an engine on a simulated device; see `simulate` for the parameters."""
+    """Make an engine on a simulated device; see `simulate` for the parameters.
+
+    Several samples of a prompt share pages. Who says that there will be `single_samples` only gets pages without ids,
+    where nothing else asks for them.
+    """
     require_counts(page_size=page_size)
     backend = simulated(backend)
     scheduler = Scheduler(
@@ -128,7 +133,7 @@ def simulated_engine(
         num_host_pages=num_host_pages,
         layout=layout,
     )
-    if skip_with and log is None and layout == "paged" and not prefix_cache:  # nobody sees which pages a request has
+    if single_samples and skip_with and log is None and layout == "paged" and not prefix_cache:
         scheduler.pool = scheduler.prefix_cache.pool = CountedPool(scheduler.pool.num_pages, page_size)
     runner = backend.runner(page_size)
     skipping = skip_with and skip_with(scheduler, runner)
@@ -189,7 +194,13 @@ def simulate(
     provenance = provenance_of(Experiment(policy=policy, workload=workload, backend=backend, **limits))
     with rarely_collected():  # only the result is left when it ends
         engine = simulated_engine(
-            policy, backend, skip_with=FastForward if fast_forward else None, detail=detail, log=log, **limits
+            policy,
+            backend,
+            skip_with=FastForward if fast_forward else None,
+            detail=detail,
+            log=log,
+            single_samples=True,
+            **limits,
         )
         result = _run(engine, workload.source(model_shape(backend.model).vocab_size), progress)
         engine.scheduler.decoders = None

@@ -86,9 +86,10 @@ def test_a_simulation_comes_out_as_with_ids(policy, seed, num_pages, num_host_pa
         ({"prefix_cache": True}, False),
         ({"layout": "contiguous"}, False),
         ({"skip_with": None}, False),
+        ({"single_samples": False}, False),
     ],
 )
 def test_pages_have_ids_where_somebody_sees_them(options, is_counted):
-    scheduler = simulated_engine(backend=GPU, **{"skip_with": FastForward} | options).scheduler
+    scheduler = simulated_engine(backend=GPU, **{"skip_with": FastForward, "single_samples": True} | options).scheduler
     assert isinstance(scheduler.pool, CountedPool) == is_counted
     assert scheduler.prefix_cache.pool is scheduler.pool

@@ -290,7 +290,7 @@ def test_an_impossible_time_stops_the_run_at_its_step():
     scheduler = CountingScheduler(cb.ChunkedPrefill(), num_pages=100)
     runner = SimulatedRunner(Cost())
     engine = Engine(scheduler, runner, fast_forward=FastForward(scheduler, runner))
-    with pytest.raises(RunnerError, match="elapsed_s of step 46 at 46.0 s must be finite"):
+    with pytest.raises(RunnerError, match=r"elapsed_s of step 46 at 46\.0 s must be finite"):
         engine.run(crowd(1))
     assert not engine.has_requests
     assert scheduler.pool.num_available == 100
