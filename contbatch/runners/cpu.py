@@ -93,7 +93,6 @@ class CPUModel:
                     str(Path(path)), self.config, self._pages, precision, num_threads, observed
                 )
             self._packed_for: set[tuple[int, ...]] = set()
-            self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
             raise
@@ -119,7 +118,6 @@ class CPUModel:
         require_valid(inputs, config.vocab_size)
         if invariant:  # one row times packed weights is added up in another order than several
             inputs = without_single_rows(inputs)
-        pages.nodes.clear()  # OpenVINO copies a node to infer shapes, and drops the copy
         pages.plan = plan_step(
             *(inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")),
             self._cos,
@@ -159,4 +157,4 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
-            self._request = self._pages = self._nodes = self._weights = None
+            self._request = self._pages = self._weights = None

@@ -44,7 +44,7 @@ class CPUPages:
         self.error: BaseException | None = None
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
-        """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
+        """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
         """Compute one layer's attention of the step in `plan`, see `attend_layer`."""
