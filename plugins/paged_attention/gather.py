@@ -72,13 +72,13 @@ def gather_scales(scales, key_scales, value_scales, rows, head, count):
 @njit(**EXACT)
 def announce(key_rows, value_rows, key_scales, value_scales, rows, count, num_heads):
     """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
-    line, scales_line = 64 // key_rows.itemsize, -1
+    line, scales_line, row_size = 64 // key_rows.itemsize, -1, key_rows.shape[1]
     for j in range(count):
         row = rows[j]
-        for d in range(0, num_heads * key_rows.shape[1], line):
-            prefetch(key_rows, row, d)
-            prefetch(value_rows, row, d)
+        for i in range(row * row_size, (row + num_heads) * row_size, line):
+            prefetch(key_rows, i)
+            prefetch(value_rows, i)
         if scaled(key_rows) and row // 16 != scales_line:
             scales_line = row // 16
-            prefetch(key_scales.reshape(-1, 1), row, 0)
-            prefetch(value_scales.reshape(-1, 1), row, 0)
+            prefetch(key_scales, row)
+            prefetch(value_scales, row)
