@@ -191,7 +191,10 @@ def interleave(_context, out, values, rows, n):
                 builder.gep(source, [builder.mul(builder.load(builder.gep(first, [INT64(r)])), length)])
                 for r in range(4)
             ]
-            to = builder.gep(out, [builder.mul(group.index, INT64(64))])
+            line = builder.or_(  # the order that `split_weights` leaves them in
+                builder.lshr(group.index, INT64(2)), builder.shl(builder.and_(group.index, INT64(3)), INT64(2))
+            )
+            to = builder.gep(out, [builder.mul(line, INT64(64))])
             with cgutils.for_range(builder, builder.sdiv(length, INT64(64))) as chunk:
                 column = builder.mul(chunk.index, INT64(64))
                 rows = [builder.load(_line(builder, builder.gep(start, [column])), align=1) for start in starts]
@@ -243,27 +246,32 @@ def multiply_values(_context, sums, digits, tiles, width):
 
 
 @intrinsic
-def add_values(_context, out, i, width, sums, factors, _j, n):
-    """out[i + r · width :][:width] += factors[_j + r] · what `sums` say of row _j + r of a block, for n rows r."""
+def add_values(_context, out, i, width, sums, factors, shrinks, _j, n):
+    """Row by row, for n rows r: out[i + r · width :][:width] = that · shrinks[_j + r] + factors[_j + r] · sums.
+
+    The sums are those of row _j + r of a block, see `multiply_values`.
+    """
 
     def codegen(context, builder, signature, args):
-        out, factors = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 4))
+        out, factors, shrinks = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 4, 5))
         sums = _bytes_of(context, builder, signature.args[3], args[3])
-        i, width, j, n = (args[a] for a in (1, 2, 5, 6))
+        i, width, j, n = (args[a] for a in (1, 2, 6, 7))
         with cgutils.for_range(builder, n) as row:
             number = builder.add(j, row.index)
-            factor = splat(builder, builder.load(builder.gep(factors, [number])), LANES)
+            factor, shrink = (splat(builder, builder.load(builder.gep(a, [number])), LANES) for a in (factors, shrinks))
             with cgutils.for_range(builder, builder.sdiv(width, INT64(64))) as chunk:
                 at = builder.add(builder.mul(chunk.index, INT64(4096)), builder.mul(number, INT64(64)))
                 target = builder.add(builder.add(i, builder.mul(row.index, width)), builder.mul(chunk.index, INT64(64)))
                 for t, product in enumerate(_sums_of_row(builder, builder.gep(sums, [at]))):
                     address = builder.gep(out, [builder.add(target, INT64(LANES * t))])
                     address = builder.bitcast(address, FLOATS.as_pointer())
-                    scaled = builder.fmul(product, factor, flags=["contract"])
-                    builder.store(builder.fadd(scaled, builder.load(address, align=4), flags=["contract"]), address, 4)
+                    kept = builder.fmul(builder.load(address, align=4), shrink)
+                    # Exact, for the factor is a power of two: no matter whether it is fused.
+                    added = builder.fmul(product, factor, flags=["contract"])
+                    builder.store(builder.fadd(added, kept, flags=["contract"]), address, align=4)
         return context.get_dummy_value()
 
-    return types.void(out, i, width, sums, factors, _j, n), codegen
+    return types.void(out, i, width, sums, factors, shrinks, _j, n), codegen
 
 
 def _sums_of_row(builder, sums):
@@ -273,10 +281,15 @@ def _sums_of_row(builder, sums):
         address = builder.gep(sums, [INT64(1024 * t + 64 * ROWS * digit)])
         return builder.load(builder.bitcast(address, ir.VectorType(INT32, LANES).as_pointer()), align=64)
 
-    tiles = [_joined(builder, [load(t, digit) for digit in range(DIGITS)]) for t in range(4)]
-    # Lane by lane the tiles have columns 0-3, 4-7, …: a transposition of lanes.
+    return lanes_turned(builder, [_joined(builder, [load(t, digit) for digit in range(DIGITS)]) for t in range(4)])
+
+
+def lanes_turned(builder, vectors):
+    """Return 4 vectors of LANES words as 4 others: 128-bit lane i of each is vector i of the result, in that order."""
     pairs = [
-        shuffle(builder, tiles[t], tiles[t + 1], [i + side * LANES for lane in lanes for side in (0, 1) for i in lane])
+        shuffle(
+            builder, vectors[t], vectors[t + 1], [i + side * LANES for lane in lanes for side in (0, 1) for i in lane]
+        )
         for lanes in ([range(4), range(4, 8)], [range(8, 12), range(12, 16)])
         for t in (0, 2)
     ]

@@ -9,7 +9,6 @@ from contbatch.plugins.paged_attention import codes, tile
 from contbatch.plugins.paged_attention.amx import ROWS, close_tiles, open_tiles
 from contbatch.plugins.paged_attention.gather import (
     EXACT,
-    announce,
     locate,
     locate_first,
 )
@@ -96,9 +95,9 @@ def attend_block(task, following, turn, step, pages, output, parts, scratch, spa
     _prepare(matrices, heads, num_rows, query, scratch[3])
     for base in range(first - first % TILE, end, TILE):
         here, count = rows[turn], min(TILE, end - base)
-        _look_ahead(rows[1 - turn], task, base + TILE, following, block_table, pages)
+        ahead = rows[1 - turn], *_look_ahead(rows[1 - turn], task, base + TILE, following, block_table, pages)
         _attend(
-            matrices, heads, num_rows, group, position, window, base, count, softcap, pages, here, scratch, span
+            matrices, heads, num_rows, group, position, window, base, count, softcap, pages, here, ahead, scratch, span
         )  # fmt: skip
         turn = 1 - turn
         if not whole and ((base + TILE) % SPAN == 0 or base + TILE >= end):
@@ -110,15 +109,15 @@ def attend_block(task, following, turn, step, pages, output, parts, scratch, spa
 
 @njit(**EXACT)
 def _look_ahead(rows, task, base, following, block_table, pages):
-    """Locate the tile at `base`, or the first of the following task, and ask for it to be fetched from memory."""
-    page_size, kv_num_heads, keys, values, key_scales, value_scales = pages
+    """Locate the tile at `base`, or the first of the following task; return its number of keys and of kv heads."""
+    page_size, kv_num_heads = pages[:2]
     if base < task[7]:
-        end, heads = min(base + TILE, task[7]), task[2] - task[1]
-        locate(rows, base, base, end, block_table[task[0]], page_size, kv_num_heads, task[1])
-        announce(keys, values, key_scales, value_scales, rows, end - base, heads)
-    elif len(following):
-        count = locate_first(rows, following, block_table, page_size, kv_num_heads)
-        announce(keys, values, key_scales, value_scales, rows, count, following[2] - following[1])
+        count = min(TILE, task[7] - base)
+        locate(rows, base, base, base + count, block_table[task[0]], page_size, kv_num_heads, task[1])
+        return count, task[2] - task[1]
+    if len(following):
+        return locate_first(rows, following, block_table, page_size, kv_num_heads), following[2] - following[1]
+    return 0, 0
 
 
 @njit(**EXACT)

@@ -11,12 +11,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from contbatch.plugins.paged_attention.amx import BYTE, DIGITS, FOUR, ROWS
+from contbatch.plugins.paged_attention.amx import BYTE, DIGITS, ROWS, lanes_turned
 from contbatch.plugins.paged_attention.gather import EXACT
 from contbatch.plugins.paged_attention.intrinsics import (
     FLOAT,
     INT32,
     INT64,
+    LANES,
     TILE,
     VECTOR,
     data_of,
@@ -25,7 +26,7 @@ from contbatch.plugins.paged_attention.intrinsics import (
     splat,
     turned,
 )
-from contbatch.plugins.paged_attention.softmax import WORDS, lanes_between, vector_at
+from contbatch.plugins.paged_attention.softmax import WORDS, exp2_of, lanes_between, vector_at
 
 LARGEST = np.float32(0x7F7F7E)
 """Of three digits of -128 to 127, less one: a product with the inverse may be rounded up."""
@@ -36,7 +37,7 @@ CENTRE = 0x808080
 """Added to an integer it makes its digits unsigned, each more by 128."""
 POINT = 8388608.0
 """2²³: the sum with a smaller float32 ≥ 0 is that number, rounded to an integer, in the low 23 bits."""
-EXPONENT, MANTISSA_BITS = 0xFF << 23, 23
+EXPONENT = 0xFF << 23
 
 
 @njit(**EXACT)
@@ -80,52 +81,61 @@ def _split_rows(_context, digits, i, query, _j, step, inverse):
             rint = builder.module.declare_intrinsic(f"llvm.rint.v{TILE}f32", (), kind)
             number = builder.fptosi(builder.call(rint, [builder.fmul(row, factor)]), WORDS)
             numbers.append(builder.add(number, ir.Constant(WORDS, [CENTRE] * TILE)))
-        bytes_ = ir.VectorType(BYTE, TILE)
-        words = ir.VectorType(INT32, TILE // 4)
-        for d in range(DIGITS):
-            rows = [builder.xor(_digit(builder, n, d), ir.Constant(bytes_, [-128] * TILE)) for n in numbers]
-            for i, vector in enumerate(turned(builder, [builder.bitcast(row, words) for row in rows])):
-                for lane in range(4):
-                    four = shuffle(builder, vector, vector, range(4 * lane, 4 * lane + 4))
-                    address = builder.gep(digits, [builder.add(args[1], INT64(64 * (4 * lane + i) + 16 * d))])
-                    builder.store(four, builder.bitcast(address, FOUR.as_pointer()), align=16)
+        flipped = ir.Constant(WORDS, [CENTRE] * TILE)
+        parts = [_quarters(builder, builder.xor(number, flipped)) for number in numbers]
+        for q, rows in enumerate(zip(*parts, strict=True)):
+            by_digit = turned(builder, [_bytes_by_digit(builder, row) for row in rows])
+            for i, line in enumerate(lanes_turned(builder, by_digit)):
+                address = builder.gep(digits, [builder.add(args[1], INT64(64 * (4 * q + i)))])
+                builder.store(line, builder.bitcast(address, line.type.as_pointer()), align=64)
         return context.get_dummy_value()
 
     return types.void(digits, i, query, _j, step, inverse), codegen
 
 
-def _digit(builder, numbers, d):
-    bits = MANTISSA_BITS // 8 * 8 - 8 * d
-    shifted = builder.lshr(numbers, ir.Constant(WORDS, [bits] * TILE)) if bits else numbers
-    return builder.trunc(shifted, ir.VectorType(BYTE, TILE))
+def _quarters(builder, vector):
+    return [shuffle(builder, vector, vector, range(first, first + LANES)) for first in range(0, TILE, LANES)]
+
+
+def _bytes_by_digit(builder, words):
+    """Return LANES words with the bytes of each 4 in another order: their third ones, second ones, first ones, fourth."""
+    codes = builder.bitcast(words, ir.VectorType(BYTE, 4 * LANES))
+    order = [lane + 4 * word + digit for lane in range(0, 4 * LANES, 16) for digit in (2, 1, 0, 3) for word in range(4)]
+    return builder.bitcast(shuffle(builder, codes, codes, order), words.type)
 
 
 @intrinsic
-def split_weights(_context, digits, row, weights, _i, first, stop):
-    """Cut weights[_i : _i + TILE], as if 0 before `first` and from `stop` on, into digits[64 · (d · ROWS + row) :].
+def split_weights(_context, digits, factors, _row, scores, _i, highest, scales, _j, first, stop):
+    """Cut weights = 2**(scores[_i :][:TILE] - highest) · scales[_j :][:TILE] into digits[64 · (d · ROWS + _row) :][:TILE].
 
-    Return what the integers are to be multiplied by: a power of two, NaN if not all weights are finite.
+    They count as 0 before `first` and from `stop` on, where scores must be -inf. Of each 16 bytes the four fours come from four
+    quarters of the tile, see `interleave`. factors[_row] becomes what the integers are to be multiplied by: a power of
+    two, NaN if not all weights are finite. Return the sum of the powers, see `exp_scores`.
     """
 
     def codegen(context, builder, signature, args):
-        digits = data_of(context, builder, signature.args[0], args[0])
-        seen = lanes_between(builder, args[4], args[5])
-        weights = builder.load(vector_at(context, builder, signature.args[2], args[2], args[3]), align=4)
-        weights = builder.select(seen, weights, ir.Constant(VECTOR, [0.0] * TILE))
+        digits, factors = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 1))
+        seen = lanes_between(builder, args[8], args[9])
+        score, scale = (
+            builder.load(vector_at(context, builder, signature.args[a], args[a], args[a + 1]), align=4)
+            for a in (3, 6)
+        )
+        powers = exp2_of(builder, builder.fsub(score, splat(builder, args[5], TILE)))
+        weights = builder.select(seen, builder.fmul(powers, scale), ir.Constant(VECTOR, [0.0] * TILE))
         bits = builder.and_(builder.bitcast(weights, WORDS), ir.Constant(WORDS, [int(ABSOLUTE)] * TILE))
         found = halved(builder, bits, lambda a, b: builder.select(builder.icmp_unsigned(">", a, b), a, b))
         found = builder.select(builder.icmp_unsigned(">", found, INT32(int(LEAST))), found, INT32(int(LEAST)))
         exponent = builder.and_(found, INT32(EXPONENT))  # of the largest: 2**exponent ≤ largest < 2 · 2**exponent
         inverse = builder.bitcast(builder.sub(INT32((2 * 127 + 22) << 23), exponent), FLOAT)
-        point = ir.Constant(VECTOR, [POINT] * TILE)
         product = builder.fmul(weights, splat(builder, inverse, TILE), flags=["contract"])
-        numbers = builder.bitcast(builder.fadd(product, point, flags=["contract"]), WORDS)
-        for d in range(DIGITS):
-            offset = builder.add(builder.mul(args[1], INT64(64)), INT64(64 * ROWS * d))
-            address = builder.bitcast(builder.gep(digits, [offset]), ir.VectorType(BYTE, TILE).as_pointer())
-            builder.store(_digit(builder, numbers, d), address, align=64)
+        numbers = builder.fadd(product, ir.Constant(VECTOR, [POINT] * TILE), flags=["contract"])
+        quarters = [_bytes_by_digit(builder, q) for q in _quarters(builder, builder.bitcast(numbers, WORDS))]
+        for d, line in enumerate(turned(builder, quarters)[:DIGITS]):
+            offset = builder.add(builder.mul(args[2], INT64(64)), INT64(64 * ROWS * d))
+            builder.store(line, builder.bitcast(builder.gep(digits, [offset]), line.type.as_pointer()), align=64)
         factor = builder.bitcast(builder.sub(exponent, INT32(22 << 23)), FLOAT)
         finite = builder.icmp_unsigned("<", found, INT32(int(INFINITE)))
-        return builder.select(finite, factor, FLOAT(float("nan")))
+        builder.store(builder.select(finite, factor, FLOAT(float("nan"))), builder.gep(factors, [args[2]]))
+        return halved(builder, powers, builder.fadd)
 
-    return types.float32(digits, row, weights, _i, first, stop), codegen
+    return types.float32(digits, factors, _row, scores, _i, highest, scales, _j, first, stop), codegen

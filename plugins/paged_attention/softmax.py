@@ -64,15 +64,15 @@ def exp_scores(_context, scores, _i, _highest, factors, _j):
     def codegen(context, builder, signature, args):
         target = vector_at(context, builder, signature.args[0], args[0], args[1])
         factor = builder.load(vector_at(context, builder, signature.args[3], args[3], args[4]), align=4)
-        powers = _exp2(builder, builder.fsub(builder.load(target, align=4), splat(builder, args[2], TILE)))
+        powers = exp2_of(builder, builder.fsub(builder.load(target, align=4), splat(builder, args[2], TILE)))
         builder.store(builder.fmul(powers, factor), target, align=4)
         return halved(builder, powers, builder.fadd)
 
     return types.float32(scores, types.int64, types.float32, factors, types.int64), codegen
 
 
-def _exp2(builder, x):
-    """Return 2**x for x ≤ 0, as `tile.exp2` does."""
+def exp2_of(builder, x):
+    """Return 2**x, of TILE floats ≤ 0, as `tile.exp2` does."""
     x = builder.select(builder.fcmp_ordered("<", x, _float(LEAST_EXPONENT)), _float(LEAST_EXPONENT), x)
     shifted = builder.fadd(x, _float(ROUNDS))
     fraction = builder.fsub(x, builder.fsub(shifted, _float(ROUNDS)))

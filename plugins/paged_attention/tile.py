@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.elements import scaled
-from contbatch.plugins.paged_attention.gather import EXACT, gather_keys, gather_scales, gather_values
+from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_keys, gather_scales, gather_values
 from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed
 from contbatch.plugins.paged_attention.products import (
     add_product,
@@ -58,11 +58,8 @@ def exp2(x):
 
 
 @njit(**EXACT)
-def weigh(score, i, first, stop, softcap, scales, top, total, output, row):
-    """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
-
-    Scores come without the scales of their keys, weights leave with those of their values.
-    """
+def finish_scores(score, i, first, stop, softcap, scales):
+    """Make products with codes in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
     highest = mask_scores(score, i, first, stop, scales, KEYS)
     if softcap > ZERO:
         for j in range(i + first, i + stop):
@@ -70,6 +67,16 @@ def weigh(score, i, first, stop, softcap, scales, top, total, output, row):
             tanh = (ONE - e) / (ONE + e)
             score[j] = softcap * LOG2_E * (tanh if score[j] > ZERO else -tanh)
         highest = mask_scores(score, i, first, stop, scales, NONE)
+    return highest
+
+
+@njit(**EXACT)
+def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
+    """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
+
+    Scores come without the scales of their keys, weights leave with those of their values.
+    """
+    highest = finish_scores(score, i, first, stop, softcap, scales)
     if highest > top[row]:
         shrink = exp2(top[row] - highest)
         top[row] = highest
@@ -99,12 +106,13 @@ def prepare(_num_heads, _num_rows, _query, _room):
 
 
 @njit(**EXACT)
-def attend(heads, num_rows, group, position, window, base, count, softcap, pages, rows, scratch, span):
+def attend(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
     """Let the query rows of a task, so many for each kv head, take in the tile of `count` keys at `base`.
 
     Keys and values are in these rows of the pages for the first head, and in those that follow for others.
     """
     _, _, keys, values, key_scales, value_scales = pages
+    announce(pages, ahead, 0, TILE)
     straight = num_rows == group <= ROWS_AT_MOST and keys.shape[1] % TILE == 0
     for head in range(heads):
         row, head_keys, head_values = head * num_rows, keys[head:], values[head:]
@@ -147,7 +155,7 @@ def _attend_tile(first_row, num_rows, group, position, window, base, softcap, sc
                 count, score, 0, TILE, query, (first_row + row) * head_size, head_size, head_size, keys, 0
             )
             for i in range(count):
-                weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
+                _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
             for c in range(chunks):
                 _add_product(
                     count,
@@ -201,7 +209,7 @@ def _attend_pages(first_row, group, position, window, base, softcap, keys, value
     for k in range(0, stop, LANES):
         _score_rows(group, score, k, query, start, head_size, keys, rows, k)
     for i in range(group):
-        weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
+        _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
     for column in range(0, head_size, TILE):
         _add_rows(group, mix, start + column, score, stop, values, rows, column)
 
