@@ -19,6 +19,7 @@ from contbatch.plugins.paged_attention.contract import (
     rotary_tables,
     validate,
 )
+from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
 from contbatch.plugins.paged_attention.kernels import all_finished, close, combine, follow, lead
 from contbatch.plugins.paged_attention.tasks import make_tasks
 from contbatch.plugins.paged_attention.tile import TILE
@@ -178,7 +179,7 @@ def attend_layer(plan: StepPlan, qkv: np.ndarray, output: np.ndarray, pages: Pag
     parts = _parts(plan.splits, plan.pages_shape[3]) if len(plan.splits) else _NO_PARTS
     work: tuple[Any, ...] = (
         progress, plan.tasks, qkv, *pages, plan.block_table, plan.cos, plan.sin, output, plan.num_heads, plan.scale,
-        plan.softcap, plan.window, plan.interleaved, parts,
+        plan.softcap, plan.window, plan.interleaved, _matrices(pages[0]), parts,
     )  # fmt: skip
     finished = False
     try:
@@ -192,6 +193,11 @@ def attend_layer(plan: StepPlan, qkv: np.ndarray, output: np.ndarray, pages: Pag
                 time.sleep(0)
     if not finished:
         combine(plan.splits, parts, output, plan.num_heads // plan.pages_shape[2], plan.pages_shape[3])
+
+
+def _matrices(cache: np.ndarray) -> bool | None:
+    """Return `matrices` of the kernels."""
+    return True if cache.dtype == INT8 and cache.shape[3] % TILE == 0 and may_use_matrices() else None
 
 
 def _parts(splits: np.ndarray, head_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

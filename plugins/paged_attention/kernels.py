@@ -13,8 +13,10 @@ from contbatch.plugins.paged_attention.block import (
     attend_block,
     borrow_scratch,
     borrow_sums,
+    close_matrices,
     make_scratch,
     make_sums,
+    open_matrices,
     write,
 )
 from contbatch.plugins.paged_attention.gather import EXACT, locate_first
@@ -22,7 +24,7 @@ from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borro
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "d244707679dca2d3"
+SOURCES = "5ab7b27a0e2d6b14"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
@@ -37,11 +39,12 @@ MANY_TASKS = 12
 @njit(nogil=True, cache=True, **EXACT)
 def attend(
     progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, parts,
+    scale, softcap, window, interleaved, matrices, parts,
 ):  # fmt: skip
     """Work through the tasks not yet claimed, see `StepPlan.tasks`.
 
-    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`.
+    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`. `matrices` is True or None: int8 pages by matrix
+    instructions, or without. Its type decides, so each has machine code of its own.
     """
     head_size, group = key_cache.shape[3], num_heads // key_cache.shape[2]
     most_rows = group * ((tasks[:, 2] - tasks[:, 1]) * tasks[:, 4]).max()
@@ -49,23 +52,24 @@ def attend(
     _work(
         progress, tasks, qkv, (key_cache, value_cache, key_scales, value_scales), block_table, cos, sin, output, parts,
         (group, scale / softcap if softcap > ZERO else scale * LOG2_E, softcap, window, interleaved),
-        make_scratch(most_rows, head_size), make_sums(most_rows, width), make_sums(most_rows, width),
+        matrices, make_scratch(matrices, most_rows, key_cache.shape[2], head_size), make_sums(most_rows, width), make_sums(most_rows, width),
     )  # fmt: skip
 
 
 @njit(**EXACT)
-def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, options, scratch, span, sums):
+def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, options, matrices, scratch, span, sums):
     """Do as `attend` with everything at hand, so that all of it can be borrowed."""
     (page_size, kv_num_heads, head_size), tasks = caches[0].shape[1:], borrowed(tasks)
     keys, values = borrowed(caches[0]).reshape(-1, head_size), borrowed(caches[1]).reshape(-1, head_size)
     key_scales, value_scales = borrowed(caches[2]).reshape(-1), borrowed(caches[3]).reshape(-1)
     pages = page_size, kv_num_heads, keys, values, key_scales, value_scales
     block_table, output, parts = borrowed(block_table), borrowed(output), borrow_sums(parts)
-    step = borrowed(qkv), block_table, borrowed(cos), borrowed(sin), options
-    scratch, span, sums = borrow_scratch(scratch), borrow_sums(span), borrow_sums(sums)
+    step = borrowed(qkv), block_table, borrowed(cos), borrowed(sin), options, matrices
+    scratch, span, sums = borrow_scratch(matrices, scratch), borrow_sums(span), borrow_sums(sums)
     while not atomic_add(progress, WRITTEN, 0):
         pass
-    turn, rows, num_tasks = 0, scratch[5], len(tasks)
+    open_matrices(matrices)
+    turn, rows, num_tasks = 0, scratch[4], len(tasks)
     task = atomic_add(progress, CLAIMED, 1)
     if task < num_tasks:
         locate_first(rows[turn], tasks[task], block_table, page_size, kv_num_heads)
@@ -81,6 +85,7 @@ def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, op
             if following < num_tasks:
                 locate_first(rows[turn], tasks[following], block_table, page_size, kv_num_heads)
         task = following
+    close_matrices(matrices)
 
 
 @njit(nogil=True, cache=True, **EXACT)
@@ -99,7 +104,7 @@ def combine(splits, parts, output, group, head_size):
 @njit(nogil=True, cache=True, **EXACT)
 def lead(
     progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, parts, slots, splits, num_looks,
+    scale, softcap, window, interleaved, matrices, parts, slots, splits, num_looks,
 ):  # fmt: skip
     """Store this step's keys and values, `attend`, wait for who helps, looking so many times, then `combine`.
 
@@ -111,7 +116,7 @@ def lead(
     atomic_add(progress, WRITTEN, 1)
     attend(
         progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
-        num_heads, scale, softcap, window, interleaved, parts,
+        num_heads, scale, softcap, window, interleaved, matrices, parts,
     )  # fmt: skip
     finished = all_finished(progress, len(tasks), num_looks)
     if finished:
@@ -123,12 +128,12 @@ def lead(
 @njit(nogil=True, cache=True, **EXACT)
 def follow(
     progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, parts,
+    scale, softcap, window, interleaved, matrices, parts,
 ):  # fmt: skip
     """Help `lead`, and stay until it has left: it shall get the interpreter's lock first."""
     attend(
         progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
-        num_heads, scale, softcap, window, interleaved, parts,
+        num_heads, scale, softcap, window, interleaved, matrices, parts,
     )  # fmt: skip
     while not atomic_add(progress, LEFT, 0):
         pass
