@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.plugins.paged_attention.cpu import paged_attention
+from contbatch.plugins.paged_attention.step_plan import plan_step
 from contbatch.plugins.paged_attention.int8 import quantize
 
 NUM_HEADS, KV_NUM_HEADS, HEAD_SIZE, PAGE_SIZE = 9, 3, 64, 16

@@ -8,7 +8,7 @@ import numpy as np
 
 from contbatch.errors import RunnerError
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import NO_SCALES, StepPlan, attend_layer
+from contbatch.plugins.paged_attention.team import NO_SCALES, Team
 from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
@@ -37,20 +37,21 @@ class CPUPages:
         page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
         self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
-        arrays = self.arrays if len(self.arrays) == 4 else [*self.arrays, *[[NO_SCALES] * layers] * 2]
-        self._layers = list(zip(*arrays, strict=True))  # taken apart once: a step has no time for it in each layer
+        no_scales = np.repeat(NO_SCALES[None], layers, axis=0)
+        self.layers = self.arrays if len(self.arrays) == 4 else [*self.arrays, no_scales, no_scales]
+        """See `plugins.paged_attention.team.Pages`."""
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
-        self.plan: StepPlan | None = None
+        self.team: Team | None = None
         self.error: BaseException | None = None
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
         """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
-        """Compute one layer's attention of the step in `plan`, see `attend_layer`."""
-        if self.plan is None:
-            raise RunnerError("attention without a step's plan")
-        attend_layer(self.plan, qkv, output, self._layers[layer])
+        """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""
+        if self.team is None:
+            raise RunnerError("attention without a step")
+        self.team.attend(layer, qkv, output)
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""

@@ -92,6 +92,16 @@ def lines(num_bytes):
     return found[-found.ctypes.data % 64 :][:num_bytes]
 
 
+@intrinsic
+def pointer(_context, address):
+    """Return an address (int64) of float32 as a pointer."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(address), codegen
+
+
 def halved(builder, vector, join):
     """Return one number: the halves of a vector joined, then the halves of that, and so on."""
     while vector.type.count > 1:

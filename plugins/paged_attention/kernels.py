@@ -1,4 +1,4 @@
-"""The op's Numba kernels for the CPU: `lead` by the caller, `attend` by any number of threads at once.
+"""The op's Numba kernels for the CPU: `lead` by the caller, layer by layer, `follow` by any number of threads.
 
 Flash attention (Dao et al. 2022) over pages (Kwon et al. 2023). Keys are taken in tiles of `TILE` positions counted
 from position 0 of the sequence, whatever the page size, and every sum runs in the same order within a tile: the result
@@ -7,8 +7,9 @@ of a token depends on nothing but its own sequence, bit for bit.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
+from contbatch.plugins.paged_attention.bell import make_bells, ring, wait
 from contbatch.plugins.paged_attention.block import (
     attend_block,
     borrow_scratch,
@@ -20,18 +21,18 @@ from contbatch.plugins.paged_attention.block import (
     write,
 )
 from contbatch.plugins.paged_attention.gather import EXACT, locate_first
-from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borrowed
+from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borrowed, pointer
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "5ab7b27a0e2d6b14"
+SOURCES = "53dd7598c7df63a0"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
 """
-CLAIMED, FINISHED, WRITTEN, LEFT = range(4)
-"""What threads tell each other through an int64 array: tasks claimed and finished, whether pages are written, and
-whether the caller is gone."""
+CLAIMED, FINISHED, WRITTEN = range(3)
+"""What threads tell each other through a row of int64 for each layer: tasks claimed and finished, whether pages are
+written."""
 MANY_TASKS = 12
 """So many tasks left keep all threads busy even if each holds one more than it works on."""
 
@@ -103,48 +104,67 @@ def combine(splits, parts, output, group, head_size):
 
 @njit(nogil=True, cache=True, **EXACT)
 def lead(
-    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, matrices, parts, slots, splits, num_looks,
+    layer, qkv, output, bells, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos,
+    sin, num_heads, scale, softcap, window, interleaved, matrices, parts, slots, splits, num_looks,
 ):  # fmt: skip
     """Store this step's keys and values, `attend`, wait for who helps, looking so many times, then `combine`.
 
-    One call for all of it: after each the caller would have to wait for the interpreter's lock while a helper has it.
+    One call for all of it, and not one word of Python with those who help: its lock would cost more than they save.
     Return whether it came to the end.
     """
-    caches = key_cache, value_cache, key_scales, value_scales
+    addresses[layer, 0], addresses[layer, 1] = qkv.ctypes.data, output.ctypes.data
+    ring(bells)  # they wake up while pages are written
+    key_cache, value_cache = keys[layer], values[layer]
+    caches = key_cache, value_cache, key_scales[layer], value_scales[layer]
     write_pages(qkv, caches, slots, cos, sin, interleaved, np.empty(key_cache.shape[3], np.float32))
-    atomic_add(progress, WRITTEN, 1)
+    atomic_add(progress[layer], WRITTEN, 1)
     attend(
-        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
-        num_heads, scale, softcap, window, interleaved, matrices, parts,
+        progress[layer], tasks, qkv, *caches, block_table, cos, sin, output, num_heads, scale, softcap, window,
+        interleaved, matrices, parts,
     )  # fmt: skip
-    finished = all_finished(progress, len(tasks), num_looks)
+    finished = all_finished(progress[layer], len(tasks), num_looks)
     if finished:
         combine(splits, parts, output, num_heads // key_cache.shape[2], key_cache.shape[3])
-    atomic_add(progress, LEFT, 1)
     return finished
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def follow(
-    progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, matrices, parts,
+    bell, num_rows, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos, sin,
+    num_heads, scale, softcap, window, interleaved, matrices, parts,
 ):  # fmt: skip
-    """Help `lead`, and stay until it has left: it shall get the interpreter's lock first."""
-    attend(
-        progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output,
-        num_heads, scale, softcap, window, interleaved, matrices, parts,
-    )  # fmt: skip
-    while not atomic_add(progress, LEFT, 0):
-        pass
+    """Help `lead` in one layer after the other, until all are done or the bell rings for none."""
+    head_size = keys.shape[4]
+    for layer in range(len(progress)):
+        wait(bell)
+        if addresses[layer, 0] == 0:
+            return
+        if atomic_add(progress[layer], CLAIMED, 0) < len(tasks):  # else it comes late, and has nothing to do
+            qkv = carray(pointer(addresses[layer, 0]), (num_rows, (num_heads + 2 * keys.shape[3]) * head_size))
+            output = carray(pointer(addresses[layer, 1]), (num_rows, num_heads * head_size))
+            attend(
+                progress[layer], tasks, qkv, keys[layer], values[layer], key_scales[layer], value_scales[layer],
+                block_table, cos, sin, output, num_heads, scale, softcap, window, interleaved, matrices, parts,
+            )  # fmt: skip
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def open_bells(bells):
+    """Do as `make_bells`."""
+    make_bells(bells)
+
+
+@njit(nogil=True, cache=True, **EXACT)
+def dismiss(bells):
+    """Let those who wait for these bells go; `lead` must not ring them any more."""
+    ring(bells)
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def close(progress, num_tasks):
     """Let nobody claim a task any more; return how many have been claimed."""
     claimed = atomic_add(progress, CLAIMED, num_tasks)
-    for reached in (WRITTEN, LEFT):  # those who wait for it shall see that there is nothing to do
-        atomic_add(progress, reached, 1)
+    atomic_add(progress, WRITTEN, 1)  # those who wait for it shall see that there is nothing to do
     return min(claimed, num_tasks)
 
 
