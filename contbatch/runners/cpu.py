@@ -15,7 +15,6 @@ from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import rotary_tables
 from contbatch.plugins.paged_attention.step_plan import plan_step
-from contbatch.plugins.paged_attention.team import Team
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.runners.mapped_weights import MappedWeights
@@ -136,7 +135,7 @@ class CPUModel:
         pages.between_layers = None if sizes in self._packed_for else weights.release
         pages.error = None
         try:
-            with Team(plan, pages.layers) as pages.team:
+            with pages.begin(plan):
                 self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
         except RuntimeError as error:
             cause, pages.error = pages.error, None

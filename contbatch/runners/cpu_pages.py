@@ -8,6 +8,7 @@ import numpy as np
 
 from contbatch.errors import RunnerError
 from contbatch.model import ModelConfig
+from contbatch.plugins.paged_attention.step_plan import StepPlan
 from contbatch.plugins.paged_attention.team import NO_SCALES, Team
 from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
@@ -46,6 +47,13 @@ class CPUPages:
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
         """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
+
+    def begin(self, plan: StepPlan) -> Team:
+        """Make the team of the next step."""
+        if self.team is not None:
+            self.team.close()  # unless an interrupt kept it from that, it is already
+        self.team = Team(plan, self.layers)
+        return self.team
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
         """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""

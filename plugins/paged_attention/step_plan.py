@@ -108,5 +108,5 @@ def plan_step(
         scale=np.float32(scale or head_size**-0.5),
         softcap=np.float32(softcap),
         window=window,
-        num_helpers=min(num_threads, len(tasks), cost // COST_PER_THREAD + 1) - 1,
+        num_helpers=max(min(num_threads, len(tasks), cost // COST_PER_THREAD + 1) - 1, 0),
     )

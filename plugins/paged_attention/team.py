@@ -37,9 +37,9 @@ class Team:
     """
 
     def __init__(self, plan: StepPlan, pages: Pages) -> None:
+        self._bells = np.zeros((plan.num_helpers if POSIX else 0, BELL), np.int64)
         layers, head_size = len(pages[0]), plan.pages_shape[3]
         self._plan, self._progress = plan, np.zeros((layers, 3), np.int64)
-        self._bells = np.zeros((plan.num_helpers if POSIX else 0, BELL), np.int64)
         self._parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
         matrices = True if pages[0].dtype == np.int8 and head_size % TILE == 0 and may_use_matrices() else None
         self._work: tuple[Any, ...] = (
@@ -55,10 +55,12 @@ class Team:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the helpers go; idempotent."""
         if len(self._bells):
             dismiss(self._bells)
-
-    __del__ = __exit__  # where an interrupt kept it from that: a helper would wait for ever
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
         """Store a layer's keys and values in its pages, then fill `output`; layers come in their order.
