@@ -20,4 +20,4 @@ def may_use_matrices() -> bool:
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
     if "+amx-int8" not in features or sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
+    return int(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)) == 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from contbatch.errors import RunnerError
+from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
 from contbatch.plugins.paged_attention.contract import (
     require_array,
     require_attributes,
@@ -19,7 +20,6 @@ from contbatch.plugins.paged_attention.contract import (
     rotary_tables,
     validate,
 )
-from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
 from contbatch.plugins.paged_attention.kernels import all_finished, close, combine, follow, lead
 from contbatch.plugins.paged_attention.tasks import make_tasks
 from contbatch.plugins.paged_attention.tile import TILE

@@ -80,7 +80,7 @@ def announce(pages, ahead, first, num_rows):
     size = keys.shape[1]
     for j in range(first, min(first + num_rows, count)):
         row = rows[j]
-        for i in range(row * size, (row + num_heads) * size, 64 // keys.itemsize):
+        for i in range(row * size, (row + num_heads) * size, 128 // keys.itemsize):
             prefetch(keys, i)
             prefetch(values, i)
         if scaled(keys) and (j == 0 or row // 16 != rows[j - 1] // 16):
