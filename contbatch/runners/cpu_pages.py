@@ -36,7 +36,7 @@ class CPUPages:
             parts += [(slots, np.dtype(np.float32))] * 2
         page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
-        self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
+        self.arrays = [_zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
         arrays = self.arrays if len(self.arrays) == 4 else [*self.arrays, *[[NO_SCALES] * layers] * 2]
         self._layers = list(zip(*arrays, strict=True))  # taken apart once: a step has no time for it in each layer
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
@@ -55,3 +55,10 @@ class CPUPages:
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""
         move_pages(moves, [array.swapaxes(0, 1) for array in self.arrays], self._host)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros that begin at a cache line: a token's int8 vector of 64 numbers is one line, and not parts of two."""
+    room = np.zeros(math.prod(shape) * dtype.itemsize + 63, np.uint8)
+    lines: np.ndarray = room[-room.ctypes.data % 64 :][: math.prod(shape) * dtype.itemsize]
+    return lines.view(dtype).reshape(shape)

@@ -1,8 +1,8 @@
 """Products of the codes in int8 pages by matrix instructions (Intel AMX), as LLVM IR; only inside jitted code.
 
-A tile register holds up to 16 rows of 64 bytes. `tdpb…` multiplies A (rows of 64 bytes) by B (row i holds elements 4i to
-4i + 3 of all columns) and adds to 32-bit sums, which are exact. What meets the codes is cut into digits (digits.py), and
-the digits' sums are put together again (digit_sums.py). See `kernels.SOURCES`.
+A tile register holds up to 16 rows of 64 bytes. `tdpb…` multiplies A (rows of 64 bytes) by B (row i holds elements 4i
+to 4i + 3 of all columns) and adds to 32-bit sums, which are exact. What meets the codes is cut into digits (digits.py),
+and the digits' sums are put together again (digit_sums.py). See `kernels.SOURCES`.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -45,6 +45,7 @@ def _load_tile(builder, register, address, stride=64):
 
 
 def bytes_of(context, builder, array_type, array):
+    """Return where an array begins, as the address of a byte."""
     return builder.bitcast(data_of(context, builder, array_type, array), BYTE.as_pointer())
 
 
@@ -80,9 +81,9 @@ def close_tiles(_context):
 
 @intrinsic
 def multiply_keys(_context, sums, digits, i, keys, rows, _k):
-    """Line k + j of `sums` = 12 sums of key rows[_k + j] with a block's digits[i :], see `split_queries`, for j < LANES.
+    """Line _k + j of `sums` = 12 sums of key rows[_k + j] with a block's digits[i :], for j < LANES.
 
-    `sums` are lines of 64 bytes, TILE of them and LANES more to work in.
+    See `split_queries` for the digits. `sums` are lines of 64 bytes, TILE of them and LANES more to work in.
     """
 
     def codegen(context, builder, signature, args):
@@ -178,7 +179,7 @@ def _interleaved(builder, rows):
 
 @intrinsic
 def multiply_values(_context, sums, digits, tiles, width):
-    """Fill `sums` with those of weights' digits, see `split_weights`, with `width` columns of values, see `interleave`."""
+    """Fill `sums` with those of weights' digits (`split_weights`) with `width` columns of values (`interleave`)."""
 
     def codegen(context, builder, signature, args):
         digits, tiles = (data_of(context, builder, signature.args[a], args[a]) for a in (1, 2))

@@ -46,7 +46,7 @@ def _blocks(num_rows):
 
 @njit(**EXACT)
 def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
-    """Online softmax of rows of a block: their products with keys → digits of weights, what these and former sums shrink to.
+    """Online softmax of rows of a block: products with keys → digits of weights, factors of these and of former sums.
 
     Step by step for all of them: a step's rows do not wait for each other.
     """

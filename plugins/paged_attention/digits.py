@@ -32,7 +32,7 @@ from contbatch.plugins.paged_attention.softmax import WORDS, exp2_of, lanes_betw
 LARGEST = np.float32(0x7F7F7E)
 """Of three digits of -128 to 127, less one: a product with the inverse may be rounded up."""
 LEAST = np.uint32(27 << 23)
-"""Bits of 2⁻¹⁰⁰: rows that are smaller are cut as if that were their largest number, which is far below any tolerance."""
+"""Bits of 2⁻¹⁰⁰: smaller rows are cut as if that were their largest number."""
 ABSOLUTE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 CENTRE = 0x808080
 """Added to an integer it makes its digits unsigned, each more by 128."""
@@ -43,11 +43,11 @@ EXPONENT = 0xFF << 23
 
 @njit(**EXACT)
 def split_queries(query, first_row, num_rows, digits, first_block, factors, inverses):
-    """Cut rows of `query` into digits, in blocks of ROWS, as `amx.multiply_keys` wants them; `inverses` is room for ROWS.
+    """Cut rows of `query` into digits, in blocks of ROWS, as `amx.multiply_keys` wants them.
 
-    digits[first_block] is of shape (chunks of 64 dimensions, 16, 64): row r of the block has digit d of a chunk's dimension
-    4i + j in [chunk, i, 4 · (d · ROWS + r) + j]. factors[ROWS · first_block + r] is what the integers are to be
-    multiplied by, NaN if not all of the row is finite.
+    digits[first_block] is of shape (chunks of 64 dimensions, 16, 64): row r of the block has digit d of a chunk's
+    dimension 4i + j in [chunk, i, 4 · (d · ROWS + r) + j]. factors[ROWS · first_block + r] is what the integers are to
+    be multiplied by, NaN if not all of the row is finite. `inverses` is room for ROWS floats.
     """
     size = query.shape[1]
     for row in range(0, num_rows, ROWS):
@@ -66,7 +66,7 @@ def split_queries(query, first_row, num_rows, digits, first_block, factors, inve
 
 @intrinsic
 def _largest_bits(_context, array, _i):
-    """Return the bits of the greatest |x| of TILE floats from _i on: they sort as the numbers do, infinity and NaN last."""
+    """Return the bits of the greatest |x| of TILE floats from _i on; they sort as numbers do, infinity and NaN last."""
 
     def codegen(context, builder, signature, args):
         row = builder.load(vector_at(context, builder, signature.args[0], args[0], args[1]), align=4)
@@ -81,8 +81,8 @@ def _highest_bits(builder, vector):
 
 
 @intrinsic
-def _split_rows(_context, digits, _i, query, _j, step, inverses):
-    """Cut query[_j + r · step :][:TILE] · inverses[r], for ROWS rows r, into the 1024 bytes of digits[_i :]."""
+def _split_rows(_context, digits, _i, query, _j, _step, inverses):
+    """Cut query[_j + r · _step :][:TILE] · inverses[r], for ROWS rows r, into the 1024 bytes of digits[_i :]."""
 
     def codegen(context, builder, signature, args):
         digits, inverses = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 5))
