@@ -1,4 +1,4 @@
-"""Attention over int8 pages by matrix instructions: against float64 with a bound, and without them where a CPU has none."""
+"""Attention over int8 pages by matrix instructions, against float64 with a bound; and without, for other CPUs."""
 
 import ctypes
 import sys

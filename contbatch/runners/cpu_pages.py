@@ -58,7 +58,7 @@ class CPUPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return zeros that begin at a cache line: a token's int8 vector of 64 numbers is one line, and not parts of two."""
+    """Return zeros that begin at a cache line: 64 codes are one line then, and not parts of two."""
     room = np.zeros(math.prod(shape) * dtype.itemsize + 63, np.uint8)
     lines: np.ndarray = room[-room.ctypes.data % 64 :][: math.prod(shape) * dtype.itemsize]
     return lines.view(dtype).reshape(shape)

@@ -4,7 +4,7 @@ A row becomes integers times one factor: within ±0x7F7F7E for a query, 0 to 2²
 base 256, the most significant first. So a number is off by about 2⁻²⁴ of its row's largest for queries, by 2⁻²³ for
 weights, and the sums of digits with codes are exact. See `kernels.SOURCES`.
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, call-arg"
 
 import numpy as np
 from llvmlite import ir
