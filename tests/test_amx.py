@@ -94,12 +94,15 @@ def test_without_them_it_is_dense_attention(problem):
 @pytest.mark.parametrize(("heads", "size"), [(2, 64), (3, 64), (5, 128), (8, 64)])
 def test_bits_depend_on_neither_pages_nor_chunks_nor_threads(matrices, heads, size):
     shape = {"heads": heads, "head_size": size, "pages": np.int8, "attributes": {"local_window_size": 150}}
-    expected = Problem([(600, 70)], **shape).cpu(num_threads=1)[0]
+    batch = Problem([(600, 70)], **shape)
+    expected, past = batch.cpu(num_threads=1)[0], np.arange(600)
     for page_size, step in ((1, 70), (3, 1), (64, 9)):
         problem = Problem([(600, 70)], page_size=page_size, **shape)
-        qkv, outputs = problem.qkv, []
+        for mine, theirs in zip(problem.caches + problem.scales, batch.caches + batch.scales, strict=True):
+            mine[problem.at(0, past)] = theirs[batch.at(0, past)]
+        outputs = []
         for first in range(0, 70, step):
-            problem.qkv = qkv[first : first + step]
+            problem.qkv = batch.qkv[first : first + step]
             problem.past = np.array([600 + first], np.int32)
             problem.cumulative = np.array([0, len(problem.qkv)], np.int32)
             output, *arrays = problem.cpu(num_threads=2)
