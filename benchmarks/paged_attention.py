@@ -16,8 +16,8 @@ import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.cpu import paged_attention
-from contbatch.plugins.paged_attention.step_plan import plan_step
 from contbatch.plugins.paged_attention.int8 import quantize
+from contbatch.plugins.paged_attention.step_plan import plan_step
 
 NUM_HEADS, KV_NUM_HEADS, HEAD_SIZE, PAGE_SIZE = 9, 3, 64, 16
 CASES = {  # name: (past, new) of each sequence

@@ -236,7 +236,9 @@ def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
     assert digest == kernels.SOURCES, f'write SOURCES = "{digest}" into kernels.py'
 
 
-def test_compiled_once_per_dtype_of_pages():
+def test_compiled_once_per_dtype_of_pages_and_way_of_multiplying():
     for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    assert len(lead.signatures) == 3
+    kinds = {(signature[3].dtype, signature[16]) for signature in lead.signatures}
+    assert len({kind for kind, _ in kinds}) == 3
+    assert len(kinds) == len(lead.signatures)

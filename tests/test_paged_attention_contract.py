@@ -5,7 +5,7 @@ import pytest
 from paged_problem import Problem, same_bits
 
 from contbatch.errors import RunnerError
-from contbatch.plugins.paged_attention import cpu, step_plan
+from contbatch.plugins.paged_attention import step_plan
 
 
 def test_pages_before_every_window_may_be_unmapped():

@@ -37,7 +37,7 @@ class CPUPages:
             parts += [(slots, np.dtype(np.float32))] * 2
         page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
-        self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
+        self.arrays = [_zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
         no_scales = np.repeat(NO_SCALES[None], layers, axis=0)
         self.layers = self.arrays if len(self.arrays) == 4 else [*self.arrays, no_scales, no_scales]
         """See `plugins.paged_attention.team.Pages`."""
@@ -64,3 +64,10 @@ class CPUPages:
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""
         move_pages(moves, [array.swapaxes(0, 1) for array in self.arrays], self._host)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros that begin at a cache line: 64 codes are one line then, and not parts of two."""
+    room = np.zeros(math.prod(shape) * dtype.itemsize + 63, np.uint8)
+    lines: np.ndarray = room[-room.ctypes.data % 64 :][: math.prod(shape) * dtype.itemsize]
+    return lines.view(dtype).reshape(shape)

@@ -1,8 +1,8 @@
 """Products of the codes in int8 pages by matrix instructions (Intel AMX), as LLVM IR; only inside jitted code.
 
-A tile register holds up to 16 rows of 64 bytes. `tdpb…` multiplies A (rows of 64 bytes) by B (row i holds elements 4i to
-4i + 3 of all columns) and adds to 32-bit sums, which are exact. The numbers that meet codes are cut into digits, see
-digits.py, and their sums put together here. See `kernels.SOURCES`.
+A tile register holds up to 16 rows of 64 bytes. `tdpb…` multiplies A (rows of 64 bytes) by B (row i holds elements 4i
+to 4i + 3 of all columns) and adds to 32-bit sums, which are exact. What meets the codes is cut into digits (digits.py),
+and the digits' sums are put together again (digit_sums.py). See `kernels.SOURCES`.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -21,8 +21,6 @@ from contbatch.plugins.paged_attention.intrinsics import (
     row_length,
     row_starts,
     shuffle,
-    splat,
-    turned,
 )
 
 ROWS = 4
@@ -46,7 +44,8 @@ def _load_tile(builder, register, address, stride=64):
     _run(builder, "tileloadd64", BYTE(register), address, stride)
 
 
-def _bytes_of(context, builder, array_type, array):
+def bytes_of(context, builder, array_type, array):
+    """Return where an array begins, as the address of a byte."""
     return builder.bitcast(data_of(context, builder, array_type, array), BYTE.as_pointer())
 
 
@@ -80,27 +79,17 @@ def close_tiles(_context):
     return types.void(), codegen
 
 
-def _joined(builder, digits):
-    """Return vectors of sums, the most significant digit's first, as floats: rounded twice."""
-    total = builder.sitofp(digits[0], FLOATS)
-    for digit in digits[1:]:
-        # The product is exact, so it makes no difference whether it is rounded before the sum.
-        product = builder.fmul(total, ir.Constant(FLOATS, [256.0] * LANES), flags=["contract"])
-        total = builder.fadd(product, builder.sitofp(digit, FLOATS), flags=["contract"])
-    return total
-
-
 @intrinsic
 def multiply_keys(_context, sums, digits, i, keys, rows, _k):
-    """Line k + j of `sums` = 12 sums of key rows[_k + j] with a block's digits[i :], see `split_queries`, for j < LANES.
+    """Line _k + j of `sums` = 12 sums of key rows[_k + j] with a block's digits[i :], for j < LANES.
 
-    `sums` are lines of 64 bytes, TILE of them and LANES more to work in.
+    See `split_queries` for the digits. `sums` are lines of 64 bytes, TILE of them and LANES more to work in.
     """
 
     def codegen(context, builder, signature, args):
         digits, source, numbers = (data_of(context, builder, signature.args[a], args[a]) for a in (1, 3, 4))
         k, length = args[5], row_length(context, builder, signature.args[3], args[3])
-        sums = _bytes_of(context, builder, signature.args[0], args[0])
+        sums = bytes_of(context, builder, signature.args[0], args[0])
         copied = builder.gep(sums, [INT64(64 * TILE)])
         numbers, digits = builder.gep(numbers, [k]), builder.gep(digits, [args[2]])
         starts = row_starts(builder, source, length, numbers)
@@ -124,25 +113,6 @@ def multiply_keys(_context, sums, digits, i, keys, rows, _k):
     return types.void(sums, digits, i, keys, rows, _k), codegen
 
 
-@intrinsic
-def put_scores(_context, out, sums, factors, _j, _k):
-    """out[r · TILE + _k :][:LANES] = factors[_j + r] · what lines _k to _k + LANES of `sums` say, for ROWS rows r."""
-
-    def codegen(context, builder, signature, args):
-        out, factors = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 2))
-        sums = _bytes_of(context, builder, signature.args[1], args[1])
-        lines = builder.gep(sums, [builder.mul(args[4], INT64(64))])
-        found = [_packed_sums(builder, lines, digit) for digit in range(DIGITS)]
-        scores = turned(builder, [_joined(builder, column) for column in zip(*found, strict=True)])
-        for r, score in enumerate(scores):
-            factor = splat(builder, builder.load(builder.gep(factors, [builder.add(args[3], INT64(r))])), LANES)
-            target = builder.gep(out, [builder.add(args[4], INT64(r * TILE))])
-            builder.store(builder.fmul(score, factor), builder.bitcast(target, FLOATS.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(out, sums, factors, _j, _k), codegen
-
-
 def _regular(builder, numbers):
     """Return the distance of the first two of LANES numbers, and whether all others follow each other at that."""
     eight = ir.VectorType(INT64, 8)
@@ -155,23 +125,6 @@ def _regular(builder, numbers):
     same = shuffle(builder, steps[0], steps[0], [0] * 8)
     alike = builder.and_(*(builder.icmp_signed("==", found, same) for found in steps))
     return step, builder.icmp_signed("==", builder.bitcast(alike, BYTE), BYTE(255))
-
-
-def _packed_sums(builder, sums, digit):
-    """Return 4 vectors: one digit's sums with ROWS rows, of tokens r, r + 4, … for vector r."""
-
-    def load(token):
-        address = builder.gep(sums, [INT64(64 * token + 16 * digit)])
-        return builder.load(builder.bitcast(address, FOUR.as_pointer()), align=16)
-
-    found = []
-    for r in range(4):
-        vectors = [load(token) for token in range(r, LANES, 4)]
-        while len(vectors) > 1:
-            width = range(2 * vectors[0].type.count)
-            vectors = [shuffle(builder, a, b, width) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-        found += vectors
-    return found
 
 
 @intrinsic
@@ -219,18 +172,18 @@ def _interleaved(builder, rows):
     words = ir.VectorType(ir.IntType(16), 32)
     found = []
     for a, b in pairs:
-        a, b = builder.bitcast(a, words), builder.bitcast(b, words)  # noqa: PLW2901
+        a, b = builder.bitcast(a, words), builder.bitcast(b, words)
         found += [builder.bitcast(_unpack(builder, a, b, half), LINE) for half in (0, 1)]
     return found
 
 
 @intrinsic
 def multiply_values(_context, sums, digits, tiles, width):
-    """Fill `sums` with those of weights' digits, see `split_weights`, with `width` columns of values, see `interleave`."""
+    """Fill `sums` with those of weights' digits (`split_weights`) with `width` columns of values (`interleave`)."""
 
     def codegen(context, builder, signature, args):
         digits, tiles = (data_of(context, builder, signature.args[a], args[a]) for a in (1, 2))
-        sums = _bytes_of(context, builder, signature.args[0], args[0])
+        sums = bytes_of(context, builder, signature.args[0], args[0])
         _load_tile(builder, WEIGHTS, digits)
         with cgutils.for_range(builder, builder.sdiv(args[3], INT64(64))) as chunk:
             for t in range(4):
@@ -243,58 +196,3 @@ def multiply_values(_context, sums, digits, tiles, width):
         return context.get_dummy_value()
 
     return types.void(sums, digits, tiles, width), codegen
-
-
-@intrinsic
-def add_values(_context, out, i, width, sums, factors, shrinks, _j, n):
-    """Row by row, for n rows r: out[i + r · width :][:width] = that · shrinks[_j + r] + factors[_j + r] · sums.
-
-    The sums are those of row _j + r of a block, see `multiply_values`.
-    """
-
-    def codegen(context, builder, signature, args):
-        out, factors, shrinks = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 4, 5))
-        sums = _bytes_of(context, builder, signature.args[3], args[3])
-        i, width, j, n = (args[a] for a in (1, 2, 6, 7))
-        with cgutils.for_range(builder, n) as row:
-            number = builder.add(j, row.index)
-            factor, shrink = (splat(builder, builder.load(builder.gep(a, [number])), LANES) for a in (factors, shrinks))
-            with cgutils.for_range(builder, builder.sdiv(width, INT64(64))) as chunk:
-                at = builder.add(builder.mul(chunk.index, INT64(4096)), builder.mul(number, INT64(64)))
-                target = builder.add(builder.add(i, builder.mul(row.index, width)), builder.mul(chunk.index, INT64(64)))
-                for t, product in enumerate(_sums_of_row(builder, builder.gep(sums, [at]))):
-                    address = builder.gep(out, [builder.add(target, INT64(LANES * t))])
-                    address = builder.bitcast(address, FLOATS.as_pointer())
-                    kept = builder.fmul(builder.load(address, align=4), shrink)
-                    # Exact, for the factor is a power of two: no matter whether it is fused.
-                    added = builder.fmul(product, factor, flags=["contract"])
-                    builder.store(builder.fadd(added, kept, flags=["contract"]), address, align=4)
-        return context.get_dummy_value()
-
-    return types.void(out, i, width, sums, factors, shrinks, _j, n), codegen
-
-
-def _sums_of_row(builder, sums):
-    """Return a row's 64 sums, from 4 tiles at `sums`, as 4 vectors in the order of columns."""
-
-    def load(t, digit):
-        address = builder.gep(sums, [INT64(1024 * t + 64 * ROWS * digit)])
-        return builder.load(builder.bitcast(address, ir.VectorType(INT32, LANES).as_pointer()), align=64)
-
-    return lanes_turned(builder, [_joined(builder, [load(t, digit) for digit in range(DIGITS)]) for t in range(4)])
-
-
-def lanes_turned(builder, vectors):
-    """Return 4 vectors of LANES words as 4 others: 128-bit lane i of each is vector i of the result, in that order."""
-    pairs = [
-        shuffle(
-            builder, vectors[t], vectors[t + 1], [i + side * LANES for lane in lanes for side in (0, 1) for i in lane]
-        )
-        for lanes in ([range(4), range(4, 8)], [range(8, 12), range(12, 16)])
-        for t in (0, 2)
-    ]
-    return [
-        shuffle(builder, a, b, [*half, *(i + LANES for i in half)])
-        for a, b in (pairs[:2], pairs[2:])
-        for half in (range(8), range(8, 16))
-    ]

@@ -15,9 +15,9 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 def may_use_matrices() -> bool:
     """Ask the system once for the process's permission, if Numba compiles for a CPU that multiplies int8 matrices.
 
-    Linux grants it for good, to all threads and to children (Documentation/arch/x86/xstate.rst). It may have been granted before.
+    Linux grants it for good, to all threads and children: its Documentation/arch/x86/xstate.rst.
     """
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
     if "+amx-int8" not in features or sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
+    return int(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)) == 0

@@ -34,7 +34,9 @@ def _calls(name, *parts):
                 kind = ir.FunctionType(INT32, [pointer] * len(parts))
                 function = cgutils.get_or_insert_function(builder.module, kind, name)
                 addresses = [
-                    ir.Constant(pointer, None) if part == NOTHING else builder.bitcast(builder.gep(data, [INT64(part)]), pointer)
+                    ir.Constant(pointer, None)
+                    if part == NOTHING
+                    else builder.bitcast(builder.gep(data, [INT64(part)]), pointer)
                     for part in parts
                 ]
                 builder.call(function, addresses)

@@ -1,12 +1,12 @@
 """One task: the query rows of a block of tokens take in their keys. See `kernels.SOURCES`."""
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from contbatch.plugins.paged_attention import codes, tile
 from contbatch.plugins.paged_attention.amx import ROWS, close_tiles, open_tiles
+from contbatch.plugins.paged_attention.codes import attend_codes, borrow_code_room, make_code_room, prepare_codes
 from contbatch.plugins.paged_attention.gather import (
     EXACT,
     locate,
@@ -20,7 +20,11 @@ from contbatch.plugins.paged_attention.tile import (
     SPAN,
     ZERO,
     add_part,
+    attend_floats,
+    borrow_room,
     divide,
+    make_room,
+    prepare,
 )
 
 
@@ -57,10 +61,8 @@ def _nothing():
 
 
 open_matrices, close_matrices = _either(_open, _nothing), _either(_close, _nothing)
-_make_room = _either(codes.make_code_room, tile.make_room)
-_borrow_room = _either(codes.borrow_code_room, tile.borrow_room)
-_prepare = _either(codes.prepare_codes, tile.prepare)
-_attend = _either(codes.attend_codes, tile.attend)
+_make_room, _borrow_room = _either(make_code_room, make_room), _either(borrow_code_room, borrow_room)
+_prepare, _attend = _either(prepare_codes, prepare), _either(attend_codes, attend_floats)
 
 
 @njit(**EXACT)

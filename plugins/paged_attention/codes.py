@@ -1,4 +1,4 @@
-"""What query rows take from a tile of int8 pages by matrix instructions: does as `tile.attend_tile`.
+"""What query rows take from a tile of int8 pages by matrix instructions; tile.py does it without.
 
 See `kernels.SOURCES`.
 """
@@ -7,14 +7,8 @@ See `kernels.SOURCES`.
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.amx import (
-    ROWS,
-    add_values,
-    interleave,
-    multiply_keys,
-    multiply_values,
-    put_scores,
-)
+from contbatch.plugins.paged_attention.amx import ROWS, interleave, multiply_keys, multiply_values
+from contbatch.plugins.paged_attention.digit_sums import add_values, put_scores
 from contbatch.plugins.paged_attention.digits import split_queries, split_weights
 from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_scales
 from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed, lines
@@ -42,7 +36,7 @@ def borrow_code_room(room):
 def prepare_codes(num_heads, num_rows, query, room):
     """Cut the rotated queries of a task, so many rows per kv head, into digits."""
     for head in range(num_heads):
-        split_queries(query, head * num_rows, num_rows, room[0], head * _blocks(num_rows), room[1])
+        split_queries(query, head * num_rows, num_rows, room[0], head * _blocks(num_rows), room[1], room[3][0])
 
 
 @njit(**EXACT)
@@ -52,7 +46,7 @@ def _blocks(num_rows):
 
 @njit(**EXACT)
 def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
-    """Online softmax of rows of a block: their products with keys → digits of weights, what these and former sums shrink to.
+    """Online softmax of rows of a block: products with keys → digits of weights, factors of these and of former sums.
 
     Step by step for all of them: a step's rows do not wait for each other.
     """
@@ -76,7 +70,7 @@ def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
 
 @njit(**EXACT)
 def attend_codes(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
-    """Do as `tile.attend`.
+    """Do as `tile.attend_floats`.
 
     Products take long but wait for nothing meanwhile: each is begun some work before its sums are needed.
     """

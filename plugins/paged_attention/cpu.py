@@ -1,4 +1,4 @@
-"""The op on numpy pages in place, for one layer at a time: `plan_step`, then `paged_attention`, which checks its arrays.
+"""The op on numpy pages in place, a layer at a time: `plan_step`, then `paged_attention`, which checks its arrays.
 
 A runner, whose arrays are as they should be, takes a `Team` for all layers of a step.
 """

@@ -1,17 +1,17 @@
 """Cuts queries and weights into digits of 8 bits that meet the codes of int8 pages in amx.py, as LLVM IR.
 
-A row becomes integers over one factor, those of a query ±(2²³ - 2¹⁵), those of weights 0 to 2²³: of three digits to the base 256
-each, the most significant first. So a number is off by 2⁻²⁴ of its row's largest for queries, 2⁻²³ for weights, and all
-that follows up to the putting together of the digits' sums is exact. See `kernels.SOURCES`.
+A row becomes integers times one factor: within ±0x7F7F7E for a query, 0 to 2²³ for weights, each of three digits to the
+base 256, the most significant first. So a number is off by about 2⁻²⁴ of its row's largest for queries, by 2⁻²³ for
+weights, and the sums of digits with codes are exact. See `kernels.SOURCES`.
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, call-arg"
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from contbatch.plugins.paged_attention.amx import BYTE, DIGITS, ROWS, lanes_turned
+from contbatch.plugins.paged_attention.amx import BYTE, DIGITS, ROWS
 from contbatch.plugins.paged_attention.gather import EXACT
 from contbatch.plugins.paged_attention.intrinsics import (
     FLOAT,
@@ -22,6 +22,7 @@ from contbatch.plugins.paged_attention.intrinsics import (
     VECTOR,
     data_of,
     halved,
+    lanes_turned,
     shuffle,
     splat,
     turned,
@@ -31,7 +32,7 @@ from contbatch.plugins.paged_attention.softmax import WORDS, exp2_of, lanes_betw
 LARGEST = np.float32(0x7F7F7E)
 """Of three digits of -128 to 127, less one: a product with the inverse may be rounded up."""
 LEAST = np.uint32(27 << 23)
-"""Bits of 2⁻¹⁰⁰: rows that are smaller are cut as if that were their largest number, which is far below any tolerance."""
+"""Bits of 2⁻¹⁰⁰: smaller rows are cut as if that were their largest number."""
 ABSOLUTE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 CENTRE = 0x808080
 """Added to an integer it makes its digits unsigned, each more by 128."""
@@ -41,42 +42,55 @@ EXPONENT = 0xFF << 23
 
 
 @njit(**EXACT)
-def split_queries(query, first_row, num_rows, digits, first_block, factors):
+def split_queries(query, first_row, num_rows, digits, first_block, factors, inverses):
     """Cut rows of `query` into digits, in blocks of ROWS, as `amx.multiply_keys` wants them.
 
-    digits[first_block :] are of shape (chunks of 64 dimensions, 16, 64); row r of a block has digit d of dimension 4i + j of a chunk in
-    [chunk, i, 4 · (d · ROWS + r) + j]. factors[ROWS · first_block + r] is what the integers are to be multiplied by, NaN if
-    not all of the row is finite.
+    digits[first_block] is of shape (chunks of 64 dimensions, 16, 64): row r of the block has digit d of a chunk's
+    dimension 4i + j in [chunk, i, 4 · (d · ROWS + r) + j]. factors[ROWS · first_block + r] is what the integers are to
+    be multiplied by, NaN if not all of the row is finite. `inverses` is room for ROWS floats.
     """
-    inverse = np.empty(ROWS, np.float32)
-    head_size = query.shape[1]
+    size = query.shape[1]
     for row in range(0, num_rows, ROWS):
         block = first_block + row // ROWS
         for r in range(ROWS):
-            highest = LEAST
-            if row + r < num_rows:
-                for x in query[first_row + row + r]:
-                    highest = max(highest, np.uint32(np.float32(x).view(np.uint32) & ABSOLUTE))
+            start, highest = (first_row + row + r) * size, LEAST
+            for column in range(start, start + size, TILE):
+                highest = max(highest, _largest_bits(query, column))
             largest = np.uint32(highest).view(np.float32)
-            inverse[r] = LARGEST / largest
+            inverses[r] = LARGEST / largest
             factors[ROWS * block + r] = largest / LARGEST if highest < INFINITE else np.float32(np.nan)
-        for column in range(0, head_size, TILE):
-            _split_rows(
-                digits, block * head_size * 16 + column * 16, query, (first_row + row) * head_size + column, head_size, inverse
-            )
+        for column in range(0, size, TILE):
+            start = (first_row + row) * size + column
+            _split_rows(digits, 16 * (block * size + column), query, start, size, inverses)
 
 
 @intrinsic
-def _split_rows(_context, digits, i, query, _j, step, inverse):
-    """Cut query[_j + r · step :][:TILE] · inverse[r], for ROWS rows r, into the 1024 bytes of digits[i :]."""
+def _largest_bits(_context, array, _i):
+    """Return the bits of the greatest |x| of TILE floats from _i on; they sort as numbers do, infinity and NaN last."""
 
     def codegen(context, builder, signature, args):
-        digits, inverse = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 5))
+        row = builder.load(vector_at(context, builder, signature.args[0], args[0], args[1]), align=4)
+        return _highest_bits(builder, row)
+
+    return types.uint32(array, types.int64), codegen
+
+
+def _highest_bits(builder, vector):
+    bits = builder.and_(builder.bitcast(vector, WORDS), ir.Constant(WORDS, [int(ABSOLUTE)] * TILE))
+    return halved(builder, bits, lambda a, b: builder.select(builder.icmp_unsigned(">", a, b), a, b))
+
+
+@intrinsic
+def _split_rows(_context, digits, _i, query, _j, _step, inverses):
+    """Cut query[_j + r · _step :][:TILE] · inverses[r], for ROWS rows r, into the 1024 bytes of digits[_i :]."""
+
+    def codegen(context, builder, signature, args):
+        digits, inverses = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 5))
         numbers = []
         for r in range(ROWS):
             first = builder.add(args[3], builder.mul(args[4], INT64(r)))
             row = builder.load(vector_at(context, builder, signature.args[2], args[2], first), align=4)
-            factor = splat(builder, builder.load(builder.gep(inverse, [INT64(r)])), TILE)
+            factor = splat(builder, builder.load(builder.gep(inverses, [INT64(r)])), TILE)
             kind = ir.FunctionType(VECTOR, [VECTOR])
             rint = builder.module.declare_intrinsic(f"llvm.rint.v{TILE}f32", (), kind)
             number = builder.fptosi(builder.call(rint, [builder.fmul(row, factor)]), WORDS)
@@ -90,7 +104,7 @@ def _split_rows(_context, digits, i, query, _j, step, inverse):
                 builder.store(line, builder.bitcast(address, line.type.as_pointer()), align=64)
         return context.get_dummy_value()
 
-    return types.void(digits, i, query, _j, step, inverse), codegen
+    return types.void(digits, types.int64, query, types.int64, types.int64, inverses), codegen
 
 
 def _quarters(builder, vector):
@@ -98,7 +112,7 @@ def _quarters(builder, vector):
 
 
 def _bytes_by_digit(builder, words):
-    """Return LANES words with the bytes of each 4 in another order: their third ones, second ones, first ones, fourth."""
+    """Return LANES words with the bytes of each 4 in another order: all third ones, second ones, first ones, fourth."""
     codes = builder.bitcast(words, ir.VectorType(BYTE, 4 * LANES))
     order = [lane + 4 * word + digit for lane in range(0, 4 * LANES, 16) for digit in (2, 1, 0, 3) for word in range(4)]
     return builder.bitcast(shuffle(builder, codes, codes, order), words.type)
@@ -106,24 +120,22 @@ def _bytes_by_digit(builder, words):
 
 @intrinsic
 def split_weights(_context, digits, factors, _row, scores, _i, highest, scales, _j, first, stop):
-    """Cut weights = 2**(scores[_i :][:TILE] - highest) · scales[_j :][:TILE] into digits[64 · (d · ROWS + _row) :][:TILE].
+    """Cut the weights 2**(scores[_i :] - highest) · scales[_j :] of TILE keys into digits[64 · (d · ROWS + _row) :].
 
-    They count as 0 before `first` and from `stop` on, where scores must be -inf. Of each 16 bytes the four fours come from four
-    quarters of the tile, see `interleave`. factors[_row] becomes what the integers are to be multiplied by: a power of
-    two, NaN if not all weights are finite. Return the sum of the powers, see `exp_scores`.
+    They count as 0 before `first` and from `stop` on, where scores must be -inf. Of each 16 bytes the four fours come
+    from four quarters of the tile, see `interleave`. factors[_row] becomes what the integers are to be multiplied by: a
+    power of two, NaN if not all weights are finite. Return the sum of the powers, see `exp_scores`.
     """
 
     def codegen(context, builder, signature, args):
         digits, factors = (data_of(context, builder, signature.args[a], args[a]) for a in (0, 1))
         seen = lanes_between(builder, args[8], args[9])
         score, scale = (
-            builder.load(vector_at(context, builder, signature.args[a], args[a], args[a + 1]), align=4)
-            for a in (3, 6)
+            builder.load(vector_at(context, builder, signature.args[a], args[a], args[a + 1]), align=4) for a in (3, 6)
         )
         powers = exp2_of(builder, builder.fsub(score, splat(builder, args[5], TILE)))
         weights = builder.select(seen, builder.fmul(powers, scale), ir.Constant(VECTOR, [0.0] * TILE))
-        bits = builder.and_(builder.bitcast(weights, WORDS), ir.Constant(WORDS, [int(ABSOLUTE)] * TILE))
-        found = halved(builder, bits, lambda a, b: builder.select(builder.icmp_unsigned(">", a, b), a, b))
+        found = _highest_bits(builder, weights)
         found = builder.select(builder.icmp_unsigned(">", found, INT32(int(LEAST))), found, INT32(int(LEAST)))
         exponent = builder.and_(found, INT32(EXPONENT))  # of the largest: 2**exponent ≤ largest < 2 · 2**exponent
         inverse = builder.bitcast(builder.sub(INT32((2 * 127 + 22) << 23), exponent), FLOAT)

@@ -55,8 +55,8 @@ def atomic_add(_context, array, _i, _n):
 
 
 @intrinsic
-def prefetch(_context, array, i):
-    """Ask for the line of element i of an array, seen as flat, to be in the second-level cache soon; never faults."""
+def prefetch(_context, array, _i):
+    """Ask for the line of element _i of an array, seen as flat, to be in the second-level cache soon; never faults."""
 
     def codegen(context, builder, signature, args):
         byte_pointer = ir.IntType(8).as_pointer()
@@ -96,7 +96,7 @@ def lines(num_bytes):
 def pointer(_context, address):
     """Return an address (int64) of float32 as a pointer."""
 
-    def codegen(context, builder, signature, args):
+    def codegen(_context, builder, _signature, args):
         return builder.inttoptr(args[0], FLOAT.as_pointer())
 
     return types.CPointer(types.float32)(address), codegen
@@ -182,3 +182,19 @@ def turned(builder, vectors):
     )
     pairs = [shuffle(builder, vectors[r], vectors[r + 2], half) for half in (low, high) for r in (0, 1)]
     return [shuffle(builder, pairs[i - i % 2], pairs[i - i % 2 + 1], (low, high)[i % 2]) for i in range(4)]
+
+
+def lanes_turned(builder, vectors):
+    """Return 4 vectors of LANES words as 4 others: 128-bit lane i of each is vector i of the result, in that order."""
+    pairs = [
+        shuffle(
+            builder, vectors[t], vectors[t + 1], [i + side * LANES for lane in lanes for side in (0, 1) for i in lane]
+        )
+        for lanes in ([range(4), range(4, 8)], [range(8, 12), range(12, 16)])
+        for t in (0, 2)
+    ]
+    return [
+        shuffle(builder, a, b, [*half, *(i + LANES for i in half)])
+        for a, b in (pairs[:2], pairs[2:])
+        for half in (range(8), range(8, 16))
+    ]

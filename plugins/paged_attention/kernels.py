@@ -25,7 +25,7 @@ from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borro
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "53dd7598c7df63a0"
+SOURCES = "e60456a101b9a15b"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
@@ -50,10 +50,11 @@ def attend(
     head_size, group = key_cache.shape[3], num_heads // key_cache.shape[2]
     most_rows = group * ((tasks[:, 2] - tasks[:, 1]) * tasks[:, 4]).max()
     width = (head_size + TILE - 1) // TILE * TILE
+    scratch = make_scratch(matrices, most_rows, key_cache.shape[2], head_size)
     _work(
         progress, tasks, qkv, (key_cache, value_cache, key_scales, value_scales), block_table, cos, sin, output, parts,
         (group, scale / softcap if softcap > ZERO else scale * LOG2_E, softcap, window, interleaved),
-        matrices, make_scratch(matrices, most_rows, key_cache.shape[2], head_size), make_sums(most_rows, width), make_sums(most_rows, width),
+        matrices, scratch, make_sums(most_rows, width), make_sums(most_rows, width),
     )  # fmt: skip
 
 

@@ -41,10 +41,9 @@ class Team:
         layers, head_size = len(pages[0]), plan.pages_shape[3]
         self._plan, self._progress = plan, np.zeros((layers, 3), np.int64)
         self._parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
-        matrices = True if pages[0].dtype == np.int8 and head_size % TILE == 0 and may_use_matrices() else None
         self._work: tuple[Any, ...] = (
             self._progress, np.zeros((layers, 2), np.int64), plan.tasks, *pages, plan.block_table, plan.cos, plan.sin,
-            plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, matrices, self._parts,
+            plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, _matrices(pages[0]), self._parts,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -86,6 +85,11 @@ class Team:
                     time.sleep(0)
         if not finished:
             combine(plan.splits, self._parts, output, plan.num_heads // plan.pages_shape[2], plan.pages_shape[3])
+
+
+def _matrices(cache: np.ndarray) -> bool | None:
+    """Return `matrices` of the kernels."""
+    return True if cache.dtype == np.int8 and cache.shape[-1] % TILE == 0 and may_use_matrices() else None
 
 
 def _parts(splits: np.ndarray, head_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -59,7 +59,7 @@ def exp2(x):
 
 @njit(**EXACT)
 def finish_scores(score, i, first, stop, softcap, scales):
-    """Make products with codes in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
+    """Make products in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
     highest = mask_scores(score, i, first, stop, scales, KEYS)
     if softcap > ZERO:
         for j in range(i + first, i + stop):
@@ -106,7 +106,7 @@ def prepare(_num_heads, _num_rows, _query, _room):
 
 
 @njit(**EXACT)
-def attend(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
+def attend_floats(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
     """Let the query rows of a task, so many for each kv head, take in the tile of `count` keys at `base`.
 
     Keys and values are in these rows of the pages for the first head, and in those that follow for others.
@@ -151,9 +151,7 @@ def _attend_tile(first_row, num_rows, group, position, window, base, softcap, sc
         first, stop = max(0, last - window + 1), min(TILE, last + 1)
         if first < TILE and stop > 0:
             score[: count * TILE] = ZERO
-            _add_product(
-                count, score, 0, TILE, query, (first_row + row) * head_size, head_size, head_size, keys, 0
-            )
+            _add_product(count, score, 0, TILE, query, (first_row + row) * head_size, head_size, head_size, keys, 0)
             for i in range(count):
                 _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
             for c in range(chunks):
