@@ -239,6 +239,6 @@ def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
 def test_compiled_once_per_dtype_of_pages_and_way_of_multiplying():
     for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    kinds = {(signature[3].dtype, signature[16]) for signature in lead.signatures}
+    kinds = {(signature[7].dtype, signature[19]) for signature in lead.signatures}
     assert len({kind for kind, _ in kinds}) == 3
     assert len(kinds) == len(lead.signatures)

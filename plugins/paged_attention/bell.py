@@ -3,7 +3,7 @@
 A bell is a row of `BELL` int64: a mutex, a condition, and how often it was rung and not yet answered. Elsewhere than on
 POSIX nobody waits, so nothing is called. See `kernels.SOURCES`.
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import os
 

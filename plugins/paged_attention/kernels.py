@@ -4,7 +4,7 @@ Flash attention (Dao et al. 2022) over pages (Kwon et al. 2023). Keys are taken 
 from position 0 of the sequence, whatever the page size, and every sum runs in the same order within a tile: the result
 of a token depends on nothing but its own sequence, bit for bit.
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, attr-defined"
 
 import numpy as np
 from numba import carray, njit
@@ -25,7 +25,7 @@ from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borro
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "e60456a101b9a15b"
+SOURCES = "d5387791b11c9ede"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
