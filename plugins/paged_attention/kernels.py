@@ -25,7 +25,7 @@ from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borro
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "d5387791b11c9ede"
+SOURCES = "c45a65aabe05b4e0"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.

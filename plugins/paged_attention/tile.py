@@ -57,7 +57,7 @@ def exp2(x):
     return p * np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
 
 
-@njit(**EXACT)
+@njit(inline="always", **EXACT)
 def finish_scores(score, i, first, stop, softcap, scales):
     """Make products in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
     highest = mask_scores(score, i, first, stop, scales, KEYS)
