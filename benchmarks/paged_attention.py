@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.cpu import paged_attention, plan_step
+from contbatch.plugins.paged_attention.cpu import paged_attention
 from contbatch.plugins.paged_attention.int8 import quantize
+from contbatch.plugins.paged_attention.step_plan import plan_step
 
 NUM_HEADS, KV_NUM_HEADS, HEAD_SIZE, PAGE_SIZE = 9, 3, 64, 16
 CASES = {  # name: (past, new) of each sequence
@@ -50,6 +51,14 @@ def best(call: Callable[[], object], seconds: float = 0.6) -> float:
     return min(times)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a copy that begins at a cache line."""
+    room = np.empty(array.nbytes + 63, np.uint8)
+    copy: np.ndarray = room[-room.ctypes.data % 64 :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
 def layer(lengths: list[tuple[int, int]], dtype: type[np.generic], threads: int | None) -> Callable[[], None]:
     """Return one layer's call on randomly placed pages of that dtype (uint16: bfloat16)."""
     rng = np.random.default_rng(0)
@@ -63,6 +72,7 @@ def layer(lengths: list[tuple[int, int]], dtype: type[np.generic], threads: int 
         caches = [(cache.view(np.uint32) >> 16).astype(np.uint16) for cache in caches]
     elif dtype is np.int8:
         caches, scales = map(list, zip(*map(quantize, caches), strict=True))
+    caches = [aligned(cache) for cache in caches]
     qkv = rng.standard_normal((new.sum(), (NUM_HEADS + 2 * KV_NUM_HEADS) * HEAD_SIZE), np.float32)
     angle = np.outer(np.arange((past + new).max()), 10_000.0 ** -np.linspace(0, 1, HEAD_SIZE // 2, endpoint=False))
     plan = plan_step(

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from contbatch.plugins.paged_attention import cpu, reference
+from contbatch.plugins.paged_attention import cpu, reference, step_plan
 from contbatch.plugins.paged_attention.int8 import quantize
 
 BF16 = ml_dtypes.bfloat16
@@ -73,7 +73,7 @@ class Problem:
         caches, scales = ([array.copy() for array in arrays] for arrays in (self.caches, self.scales))
         output = np.full((len(self.qkv), self.heads * self.head_size), np.nan, np.float32)
         shape = {"num_rows": len(self.qkv), "pages_shape": caches[0].shape, "num_heads": self.heads}
-        plan = cpu.plan_step(*self.steps(), **shape, **self.attributes, **options)
+        plan = step_plan.plan_step(*self.steps(), **shape, **self.attributes, **options)
         cpu.paged_attention(plan, self.qkv, *map(raw, caches), output, *scales)
         return output, *caches, *scales
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
-from contbatch.plugins.paged_attention import cpu, kernels, reference
+from contbatch.plugins.paged_attention import cpu, kernels, reference, step_plan, team
 from contbatch.plugins.paged_attention.kernels import lead
 from contbatch.plugins.paged_attention.tile import exp2
 
@@ -76,7 +76,7 @@ def test_offsets_beyond_2_to_the_31():  # CASES 21
         cache[num_pages - 1 - np.arange(len(source))] = source.view(np.uint16)
     output = np.empty((4, 3 * 64), np.float32)
     steps = small.cumulative, small.past, far
-    plan = cpu.plan_step(*steps, num_rows=4, pages_shape=huge[0].shape, num_heads=3)
+    plan = step_plan.plan_step(*steps, num_rows=4, pages_shape=huge[0].shape, num_heads=3)
     cpu.paged_attention(plan, small.qkv, *huge, output)
     moved = (cache[num_pages - 1 - np.arange(len(small.caches[0]))] for cache in huge)
     assert same_bits((output, *moved), small.cpu())
@@ -178,13 +178,13 @@ def test_after_an_interrupt_no_helper_writes(monkeypatch):
     expected = problem.cpu()
     outputs = []
 
-    def interrupted(_progress, _tasks, _qkv, key_cache, *_):
-        outputs.append(key_cache)
+    def interrupted(_layer, _qkv, _output, _bells, _progress, _addresses, _tasks, keys, *_):
+        outputs.append(keys[0])
         raise KeyboardInterrupt
 
     before = threading.active_count()
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "lead", interrupted)
+        patch.setattr(team, "lead", interrupted)
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 problem.cpu(num_threads=2)
@@ -236,7 +236,9 @@ def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
     assert digest == kernels.SOURCES, f'write SOURCES = "{digest}" into kernels.py'
 
 
-def test_compiled_once_per_dtype_of_pages():
+def test_compiled_once_per_dtype_of_pages_and_way_of_multiplying():
     for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    assert len(lead.signatures) == 3
+    kinds = {(signature[7].dtype, signature[19]) for signature in lead.signatures}
+    assert len({kind for kind, _ in kinds}) == 3
+    assert len(kinds) == len(lead.signatures)

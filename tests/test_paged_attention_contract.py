@@ -5,7 +5,7 @@ import pytest
 from paged_problem import Problem, same_bits
 
 from contbatch.errors import RunnerError
-from contbatch.plugins.paged_attention import cpu
+from contbatch.plugins.paged_attention import step_plan
 
 
 def test_pages_before_every_window_may_be_unmapped():
@@ -67,4 +67,4 @@ def test_memory_layout_is_checked():
     with pytest.raises(RunnerError, match="qkv must be C-contiguous and writable"):
         problem.cpu()
     with pytest.raises(RunnerError, match=r"head_size\), got \(1, 0, 1, 8\)"):
-        cpu.plan_step(*problem.steps(), num_rows=2, pages_shape=(1, 0, 1, 8), num_heads=1)
+        step_plan.plan_step(*problem.steps(), num_rows=2, pages_shape=(1, 0, 1, 8), num_heads=1)

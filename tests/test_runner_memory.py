@@ -111,3 +111,14 @@ def test_a_model_goes_with_its_last_reference(kind, tmp_path):
         assert freed == [True]
     finally:
         gc.enable()
+
+
+def test_a_step_asks_for_no_copy_of_an_attention_node(tmp_path):
+    """OpenVINO made one in each layer of each step while it had to ask the operator for its shape."""
+    model = CPUModel(export_onnx(random_model(0, qk_norm=True), tmp_path / "model.onnx"), 8)
+    assert model._pages is not None
+    made = len(model._pages.nodes)
+    assert made >= model.config.num_layers
+    for tokens in ([1, 2, 3], [1, 2, 3], [4]):
+        model.forward(step((tokens, 0), table=[[0]]))
+    assert len(model._pages.nodes) == made

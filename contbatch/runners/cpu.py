@@ -14,7 +14,7 @@ from contbatch.export import read_config, read_metadata
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import rotary_tables
-from contbatch.plugins.paged_attention.cpu import plan_step
+from contbatch.plugins.paged_attention.step_plan import plan_step
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.runners.mapped_weights import MappedWeights
@@ -93,7 +93,6 @@ class CPUModel:
                     str(Path(path)), self.config, self._pages, precision, num_threads, observed
                 )
             self._packed_for: set[tuple[int, ...]] = set()
-            self._nodes: list[object] | None = self._pages.nodes.copy()
         except BaseException:
             self.close()  # a notebook keeps the traceback, and thereby this object
             raise
@@ -119,8 +118,7 @@ class CPUModel:
         require_valid(inputs, config.vocab_size)
         if invariant:  # one row times packed weights is added up in another order than several
             inputs = without_single_rows(inputs)
-        pages.nodes.clear()  # OpenVINO copies a node to infer shapes, and drops the copy
-        pages.plan = plan_step(
+        plan = plan_step(
             *(inputs[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table")),
             self._cos,
             self._sin,
@@ -137,7 +135,8 @@ class CPUModel:
         pages.between_layers = None if sizes in self._packed_for else weights.release
         pages.error = None
         try:
-            self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
+            with pages.begin(plan):
+                self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
         except RuntimeError as error:
             cause, pages.error = pages.error, None
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
@@ -159,4 +158,4 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
-            self._request = self._pages = self._nodes = self._weights = None
+            self._request = self._pages = self._weights = None

@@ -8,7 +8,8 @@ import numpy as np
 
 from contbatch.errors import RunnerError
 from contbatch.model import ModelConfig
-from contbatch.plugins.paged_attention.cpu import NO_SCALES, StepPlan, attend_layer
+from contbatch.plugins.paged_attention.step_plan import StepPlan
+from contbatch.plugins.paged_attention.team import NO_SCALES, Team
 from contbatch.runners.page_memory import require_memory
 from contbatch.runners.page_moves import move_pages
 from contbatch.step import PageMove
@@ -36,22 +37,37 @@ class CPUPages:
             parts += [(slots, np.dtype(np.float32))] * 2
         page_bytes = layers * sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
         require_memory(num_pages, num_host_pages, page_bytes)
-        self.arrays = [np.zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
-        arrays = self.arrays if len(self.arrays) == 4 else [*self.arrays, *[[NO_SCALES] * layers] * 2]
-        self._layers = list(zip(*arrays, strict=True))  # taken apart once: a step has no time for it in each layer
+        self.arrays = [_zeros((layers, num_pages, *shape), dtype) for shape, dtype in parts]
+        no_scales = np.repeat(NO_SCALES[None], layers, axis=0)
+        self.layers = self.arrays if len(self.arrays) == 4 else [*self.arrays, no_scales, no_scales]
+        """See `plugins.paged_attention.team.Pages`."""
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
-        self.plan: StepPlan | None = None
+        self.team: Team | None = None
         self.error: BaseException | None = None
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
-        """The Python halves of attention nodes made so far: of the graph, then of copies that live for one step."""
+        """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
+
+    def begin(self, plan: StepPlan) -> Team:
+        """Make the team of the next step."""
+        if self.team is not None:
+            self.team.close()  # unless an interrupt kept it from that, it is already
+        self.team = Team(plan, self.layers)
+        return self.team
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
-        """Compute one layer's attention of the step in `plan`, see `attend_layer`."""
-        if self.plan is None:
-            raise RunnerError("attention without a step's plan")
-        attend_layer(self.plan, qkv, output, self._layers[layer])
+        """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""
+        if self.team is None:
+            raise RunnerError("attention without a step")
+        self.team.attend(layer, qkv, output)
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""
         move_pages(moves, [array.swapaxes(0, 1) for array in self.arrays], self._host)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros that begin at a cache line: 64 codes are one line then, and not parts of two."""
+    room = np.zeros(math.prod(shape) * dtype.itemsize + 63, np.uint8)
+    lines: np.ndarray = room[-room.ctypes.data % 64 :][: math.prod(shape) * dtype.itemsize]
+    return lines.view(dtype).reshape(shape)

@@ -1,20 +1,18 @@
 """One task: the query rows of a block of tokens take in their keys. See `kernels.SOURCES`."""
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
-from contbatch.plugins.paged_attention.elements import scaled
+from contbatch.plugins.paged_attention.amx import ROWS, close_tiles, open_tiles
+from contbatch.plugins.paged_attention.codes import attend_codes, borrow_code_room, make_code_room, prepare_codes
 from contbatch.plugins.paged_attention.gather import (
     EXACT,
-    announce,
-    gather_keys,
-    gather_scales,
-    gather_values,
     locate,
     locate_first,
 )
-from contbatch.plugins.paged_attention.intrinsics import TILE, borrowed
+from contbatch.plugins.paged_attention.intrinsics import TILE, borrowed, lines
 from contbatch.plugins.paged_attention.rotary import rotate
 from contbatch.plugins.paged_attention.tile import (
     MASKED,
@@ -22,10 +20,49 @@ from contbatch.plugins.paged_attention.tile import (
     SPAN,
     ZERO,
     add_part,
-    attend_pages,
-    attend_tile,
+    attend_floats,
+    borrow_room,
     divide,
+    make_room,
+    prepare,
 )
+
+
+def _either(with_matrices, without):
+    """Make a function that, called with `matrices` before the arguments of both, is one of them; see `kernels.attend`.
+
+    They are chosen between when code is made, for one has instructions that not all machines know.
+    """
+
+    def choose(matrices, *args):
+        raise NotImplementedError(f"a choice by {matrices!r} for {args} outside jitted code")
+
+    @overload(choose, strict=False)
+    def _choose(matrices, *args):  # noqa: ARG001
+        chosen = without if isinstance(matrices, types.NoneType) else with_matrices
+        return lambda matrices, *args: chosen(*args)  # noqa: ARG005
+
+    return choose
+
+
+@njit
+def _open():
+    open_tiles()
+
+
+@njit
+def _close():
+    close_tiles()
+
+
+@njit
+def _nothing():
+    pass
+
+
+open_matrices, close_matrices = _either(_open, _nothing), _either(_close, _nothing)
+_make_room, _borrow_room = _either(make_code_room, make_room), _either(borrow_code_room, borrow_room)
+_prepare, _attend = _either(prepare_codes, prepare), _either(attend_codes, attend_floats)
 
 
 @njit(**EXACT)
@@ -35,12 +72,12 @@ def make_sums(num_rows, width):
 
 
 @njit(**EXACT)
-def make_scratch(num_rows, head_size):
-    """Return what `attend_block` works in: queries, scores, scales, a tile of keys, of values, and rows twice."""
-    chunks = (head_size + TILE - 1) // TILE
-    query, score = np.empty((num_rows, head_size), np.float32), np.empty((ROWS_AT_MOST, TILE), np.float32)
-    keys, values = np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
-    return query, score, np.ones(3 * TILE, np.float32), keys, values, np.empty((2, TILE), np.int64)
+def make_scratch(matrices, num_rows, num_heads, head_size):
+    """Return what `attend_block` works in: queries, scores, scales, room for a tile, and rows twice."""
+    query = np.empty((num_rows + ROWS - 1, head_size), np.float32)  # a block of rows may be read beyond its last
+    score = lines(ROWS_AT_MOST * TILE * 4).view(np.float32)
+    room = _make_room(matrices, num_rows, num_heads, head_size)
+    return query, score, np.ones(3 * TILE, np.float32), room, np.empty((2, TILE), np.int64)
 
 
 @njit(**EXACT)
@@ -49,29 +86,21 @@ def attend_block(task, following, turn, step, pages, output, parts, scratch, spa
 
     `span` and `sums` are empty sums, and are left so. See `kernels._work` for `step` and `pages`.
     """
-    qkv, block_table, cos, sin, (group, factor, softcap, window, interleaved) = step
-    _, _, keys, values, key_scales, value_scales = pages
-    query, scales, rows, head_size = scratch[0], scratch[2], scratch[5], keys.shape[1]
+    qkv, block_table, cos, sin, (group, factor, softcap, window, interleaved), matrices = step
+    query, rows, head_size = scratch[0], scratch[4], pages[2].shape[1]
     first_head, heads, token, num_rows = task[1], task[2] - task[1], task[3], group * task[4]
     position, first, end, part, column = task[5], task[6], task[7], task[8], first_head * group * head_size
-    straight = num_rows == group <= ROWS_AT_MOST and head_size % TILE == 0
     whole = part < 0 and first // SPAN == (end - 1) // SPAN
     for row in range(heads * num_rows):
         t, start = token + row % num_rows // group, column + (row // num_rows * group + row % group) * head_size
         rotate(qkv[t, start : start + head_size], cos[t], sin[t], interleaved, factor, query[row])
+    _prepare(matrices, heads, num_rows, query, scratch[3])
     for base in range(first - first % TILE, end, TILE):
         here, count = rows[turn], min(TILE, end - base)
-        _look_ahead(rows[1 - turn], task, base + TILE, following, block_table, pages)
-        for head in range(heads):
-            if scaled(keys):
-                gather_scales(scales, key_scales, value_scales, here, head, count)
-            row, head_keys, head_values = head * num_rows, keys[head:], values[head:]
-            if straight:
-                attend_pages(row, group, position, window, base, softcap, head_keys, head_values, here, scratch, span)
-            else:
-                gather_keys(scratch[3], head_keys, here, count)
-                gather_values(scratch[4], head_values, here, count)
-                attend_tile(row, num_rows, group, position, window, base, softcap, scratch, span)
+        ahead = rows[1 - turn], *_look_ahead(rows[1 - turn], task, base + TILE, following, block_table, pages)
+        _attend(
+            matrices, heads, num_rows, group, position, window, base, count, softcap, pages, here, ahead, scratch, span
+        )  # fmt: skip
         turn = 1 - turn
         if not whole and ((base + TILE) % SPAN == 0 or base + TILE >= end):
             _put_away(heads * num_rows, span, sums, parts, part)
@@ -82,15 +111,15 @@ def attend_block(task, following, turn, step, pages, output, parts, scratch, spa
 
 @njit(**EXACT)
 def _look_ahead(rows, task, base, following, block_table, pages):
-    """Locate the tile at `base`, or the first of the following task, and ask for it to be fetched from memory."""
-    page_size, kv_num_heads, keys, values, key_scales, value_scales = pages
+    """Locate the tile at `base`, or the first of the following task; return its number of keys and of kv heads."""
+    page_size, kv_num_heads = pages[:2]
     if base < task[7]:
-        end, heads = min(base + TILE, task[7]), task[2] - task[1]
-        locate(rows, base, base, end, block_table[task[0]], page_size, kv_num_heads, task[1])
-        announce(keys, values, key_scales, value_scales, rows, end - base, heads)
-    elif len(following):
-        count = locate_first(rows, following, block_table, page_size, kv_num_heads)
-        announce(keys, values, key_scales, value_scales, rows, count, following[2] - following[1])
+        count = min(TILE, task[7] - base)
+        locate(rows, base, base, base + count, block_table[task[0]], page_size, kv_num_heads, task[1])
+        return count, task[2] - task[1]
+    if len(following):
+        return locate_first(rows, following, block_table, page_size, kv_num_heads), following[2] - following[1]
+    return 0, 0
 
 
 @njit(**EXACT)
@@ -117,10 +146,10 @@ def write(num_rows, per_head, group, sums, output, token, column, head_size):
 
 
 @njit(**EXACT)
-def borrow_scratch(scratch):
+def borrow_scratch(matrices, scratch):
     """Do as `borrowed` for all of it."""
-    query, score, scales, keys, values, rows = scratch
-    return borrowed(query), borrowed(score), borrowed(scales), borrowed(keys), borrowed(values), borrowed(rows)
+    query, score, scales, room, rows = scratch
+    return borrowed(query), borrowed(score), borrowed(scales), _borrow_room(matrices, room), borrowed(rows)
 
 
 @njit(**EXACT)

@@ -70,15 +70,20 @@ def gather_scales(scales, key_scales, value_scales, rows, head, count):
 
 
 @njit(**EXACT)
-def announce(key_rows, value_rows, key_scales, value_scales, rows, count, num_heads):
-    """Fetch the keys and values of the next tile's rows from memory while the present tile is worked on."""
-    line, scales_line = 64 // key_rows.itemsize, -1
-    for j in range(count):
+def announce(pages, ahead, first, num_rows):
+    """Fetch keys and values of the next tile from memory, of so many of its rows, while the present one is worked on.
+
+    A core can only wait for some lines at a time; who asks for more has to wait as well.
+    """
+    _, _, keys, values, key_scales, value_scales = pages
+    rows, count, num_heads = ahead
+    size = keys.shape[1]
+    step = 128 if scaled(keys) else 64 // keys.itemsize  # of two lines of codes the other one comes along
+    for j in range(first, min(first + num_rows, count)):
         row = rows[j]
-        for d in range(0, num_heads * key_rows.shape[1], line):
-            prefetch(key_rows, row, d)
-            prefetch(value_rows, row, d)
-        if scaled(key_rows) and row // 16 != scales_line:
-            scales_line = row // 16
-            prefetch(key_scales.reshape(-1, 1), row, 0)
-            prefetch(value_scales.reshape(-1, 1), row, 0)
+        for i in range(row * size, (row + num_heads) * size, step):
+            prefetch(keys, i)
+            prefetch(values, i)
+        if scaled(keys) and (j == 0 or row // 16 != rows[j - 1] // 16):
+            prefetch(key_scales, row)
+            prefetch(value_scales, row)

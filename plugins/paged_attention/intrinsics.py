@@ -6,8 +6,9 @@ See `kernels.SOURCES` for what else to do after a change.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -36,6 +37,12 @@ def shuffle(builder, a, b, mask):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT32, len(mask)), list(mask)))
 
 
+def splat(builder, value, count):
+    """Return a vector of `count` times the value."""
+    undefined = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+    return shuffle(builder, builder.insert_element(undefined, value, INT32(0)), undefined, [0] * count)
+
+
 @intrinsic
 def atomic_add(_context, array, _i, _n):
     """Add _n to array[_i] (int64), return its former value; who sees the new one sees all that was written before."""
@@ -48,20 +55,19 @@ def atomic_add(_context, array, _i, _n):
 
 
 @intrinsic
-def prefetch(_context, matrix, row, column):
-    """Ask for the line of matrix[row, column] to be in the second-level cache soon; never faults."""
+def prefetch(_context, array, _i):
+    """Ask for the line of element _i of an array, seen as flat, to be in the second-level cache soon; never faults."""
 
     def codegen(context, builder, signature, args):
-        index = builder.add(builder.mul(args[1], row_length(context, builder, signature.args[0], args[0])), args[2])
         byte_pointer = ir.IntType(8).as_pointer()
         data = data_of(context, builder, signature.args[0], args[0])
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, INT32, INT32, INT32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
-        address = builder.bitcast(builder.gep(data, [index]), byte_pointer)
+        address = builder.bitcast(builder.gep(data, [args[1]]), byte_pointer)
         builder.call(function, [address, INT32(0), INT32(2), INT32(1)])
         return context.get_dummy_value()
 
-    return types.void(matrix, row, column), codegen
+    return types.void(array, types.int64), codegen
 
 
 @intrinsic
@@ -77,6 +83,23 @@ def borrowed(_context, array):
         return found._getvalue()
 
     return array(array), codegen
+
+
+@njit
+def lines(num_bytes):
+    """Return so many bytes that begin at a cache line, with anything in them."""
+    found = np.empty(num_bytes + 63, np.uint8)
+    return found[-found.ctypes.data % 64 :][:num_bytes]
+
+
+@intrinsic
+def pointer(_context, address):
+    """Return an address (int64) of float32 as a pointer."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.inttoptr(args[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(address), codegen
 
 
 def halved(builder, vector, join):
@@ -148,9 +171,30 @@ def _transposed(builder, rows):
     while len(packed[0]) > 1:
         width = 2 * packed[0][0].type.count
         packed = [[shuffle(builder, a, b, range(width)) for a, b in zip(p[::2], p[1::2], strict=True)] for p in packed]
+    return turned(builder, [vectors[0] for vectors in packed])
+
+
+def turned(builder, vectors):
+    """Return 4 vectors of LANES words as 4 others: in each 128-bit lane, word i of each is vector i of the result."""
     low, high = (
         [lane + side * LANES + i for lane in range(0, LANES, 4) for i in half for side in (0, 1)]
         for half in ((0, 1), (2, 3))
     )
-    pairs = [shuffle(builder, packed[r][0], packed[r + 2][0], half) for half in (low, high) for r in (0, 1)]
+    pairs = [shuffle(builder, vectors[r], vectors[r + 2], half) for half in (low, high) for r in (0, 1)]
     return [shuffle(builder, pairs[i - i % 2], pairs[i - i % 2 + 1], (low, high)[i % 2]) for i in range(4)]
+
+
+def lanes_turned(builder, vectors):
+    """Return 4 vectors of LANES words as 4 others: 128-bit lane i of each is vector i of the result, in that order."""
+    pairs = [
+        shuffle(
+            builder, vectors[t], vectors[t + 1], [i + side * LANES for lane in lanes for side in (0, 1) for i in lane]
+        )
+        for lanes in ([range(4), range(4, 8)], [range(8, 12), range(12, 16)])
+        for t in (0, 2)
+    ]
+    return [
+        shuffle(builder, a, b, [*half, *(i + LANES for i in half)])
+        for a, b in (pairs[:2], pairs[2:])
+        for half in (range(8), range(8, 16))
+    ]

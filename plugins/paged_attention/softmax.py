@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from contbatch.plugins.paged_attention.intrinsics import INT32, TILE, VECTOR, data_of, halved, shuffle
+from contbatch.plugins.paged_attention.intrinsics import INT32, TILE, VECTOR, data_of, halved, splat
 
 WORDS = ir.VectorType(INT32, TILE)
 EXP2_POLYNOMIAL = (1.5353362e-4, 1.33988739e-3, 9.61843692e-3, 5.55033237e-2, 0.240226477, 0.693147182, 1.0)
@@ -17,18 +17,21 @@ ROUNDS = 12582912.0
 """1.5·2²³: a float32 that meets it is rounded to an integer, which then sits in the low bits."""
 
 
-def _at(context, builder, array_type, array, first):
+def vector_at(context, builder, array_type, array, first):
+    """Return the address of TILE floats of a flat array, from `first` on."""
     address = builder.gep(data_of(context, builder, array_type, array), [first])
     return builder.bitcast(address, VECTOR.as_pointer())
 
 
-def _all(builder, value, kind=VECTOR):
-    undefined = ir.Constant(kind, ir.Undefined)
-    return shuffle(builder, builder.insert_element(undefined, value, INT32(0)), undefined, [0] * TILE)
-
-
 def _float(value):
     return ir.Constant(VECTOR, [value] * TILE)
+
+
+def lanes_between(builder, first, stop):
+    """Return which of TILE lanes are in first..stop-1."""
+    first, stop = (splat(builder, builder.trunc(bound, INT32), TILE) for bound in (first, stop))
+    lanes = ir.Constant(WORDS, list(range(TILE)))
+    return builder.and_(builder.icmp_signed(">=", lanes, first), builder.icmp_signed("<", lanes, stop))
 
 
 @intrinsic
@@ -39,11 +42,9 @@ def mask_scores(_context, scores, _i, _first, _stop, factors, _j):
     """
 
     def codegen(context, builder, signature, args):
-        target = _at(context, builder, signature.args[0], args[0], args[1])
-        factor = builder.load(_at(context, builder, signature.args[4], args[4], args[5]), align=4)
-        first, stop = (_all(builder, builder.trunc(args[a], INT32), WORDS) for a in (2, 3))
-        lanes = ir.Constant(WORDS, list(range(TILE)))
-        seen = builder.and_(builder.icmp_signed(">=", lanes, first), builder.icmp_signed("<", lanes, stop))
+        target = vector_at(context, builder, signature.args[0], args[0], args[1])
+        factor = builder.load(vector_at(context, builder, signature.args[4], args[4], args[5]), align=4)
+        seen = lanes_between(builder, args[2], args[3])
         product = builder.fmul(builder.load(target, align=4), factor)
         masked = builder.select(seen, product, _float(-math.inf))
         builder.store(masked, target, align=4)
@@ -61,17 +62,17 @@ def exp_scores(_context, scores, _i, _highest, factors, _j):
     """
 
     def codegen(context, builder, signature, args):
-        target = _at(context, builder, signature.args[0], args[0], args[1])
-        factor = builder.load(_at(context, builder, signature.args[3], args[3], args[4]), align=4)
-        powers = _exp2(builder, builder.fsub(builder.load(target, align=4), _all(builder, args[2])))
+        target = vector_at(context, builder, signature.args[0], args[0], args[1])
+        factor = builder.load(vector_at(context, builder, signature.args[3], args[3], args[4]), align=4)
+        powers = exp2_of(builder, builder.fsub(builder.load(target, align=4), splat(builder, args[2], TILE)))
         builder.store(builder.fmul(powers, factor), target, align=4)
         return halved(builder, powers, builder.fadd)
 
     return types.float32(scores, types.int64, types.float32, factors, types.int64), codegen
 
 
-def _exp2(builder, x):
-    """Return 2**x for x ≤ 0, as `tile.exp2` does."""
+def exp2_of(builder, x):
+    """Return 2**x, of TILE floats ≤ 0, as `tile.exp2` does."""
     x = builder.select(builder.fcmp_ordered("<", x, _float(LEAST_EXPONENT)), _float(LEAST_EXPONENT), x)
     shifted = builder.fadd(x, _float(ROUNDS))
     fraction = builder.fsub(x, builder.fsub(shifted, _float(ROUNDS)))

@@ -4,8 +4,9 @@
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.gather import EXACT
-from contbatch.plugins.paged_attention.intrinsics import LANES, TILE
+from contbatch.plugins.paged_attention.elements import scaled
+from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_keys, gather_scales, gather_values
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed
 from contbatch.plugins.paged_attention.products import (
     add_product,
     add_product_2,
@@ -28,7 +29,7 @@ Always, so that it makes no difference to any bit whether one thread takes in al
 """
 ROWS_AT_ONCE = 3
 ROWS_AT_MOST = 4
-"""Query rows of one token that `attend_pages` takes: so many rows of sums stay in registers."""
+"""Query rows of one token that `_attend_pages` takes: so many rows of sums stay in registers."""
 KEYS, VALUES, NONE = 0, TILE, 2 * TILE
 """Where the scales of a tile's keys, those of its values, and ones begin."""
 LOG2_E = np.float32(1.4426950408889634)
@@ -56,12 +57,9 @@ def exp2(x):
     return p * np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
 
 
-@njit(**EXACT)
-def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
-    """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
-
-    Scores come without the scales of their keys, weights leave with those of their values.
-    """
+@njit(inline="always", **EXACT)
+def finish_scores(score, i, first, stop, softcap, scales):
+    """Make products in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
     highest = mask_scores(score, i, first, stop, scales, KEYS)
     if softcap > ZERO:
         for j in range(i + first, i + stop):
@@ -69,6 +67,16 @@ def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
             tanh = (ONE - e) / (ONE + e)
             score[j] = softcap * LOG2_E * (tanh if score[j] > ZERO else -tanh)
         highest = mask_scores(score, i, first, stop, scales, NONE)
+    return highest
+
+
+@njit(**EXACT)
+def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
+    """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
+
+    Scores come without the scales of their keys, weights leave with those of their values.
+    """
+    highest = finish_scores(score, i, first, stop, softcap, scales)
     if highest > top[row]:
         shrink = exp2(top[row] - highest)
         top[row] = highest
@@ -77,6 +85,45 @@ def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
         for d in range(len(values)):
             values[d] *= shrink
     total[row] += exp_scores(score, i, max(top[row], LOWEST), scales, VALUES)
+
+
+@njit(**EXACT)
+def make_room(_num_rows, _num_heads, head_size):
+    """Return room for a tile of keys, and of values."""
+    chunks = (head_size + TILE - 1) // TILE
+    return np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
+
+
+@njit(**EXACT)
+def borrow_room(room):
+    """Do as `borrowed` for both."""
+    return borrowed(room[0]), borrowed(room[1])
+
+
+@njit(**EXACT)
+def prepare(_num_heads, _num_rows, _query, _room):
+    """Do nothing: queries are taken as they are."""
+
+
+@njit(**EXACT)
+def attend_floats(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
+    """Let the query rows of a task, so many for each kv head, take in the tile of `count` keys at `base`.
+
+    Keys and values are in these rows of the pages for the first head, and in those that follow for others.
+    """
+    _, _, keys, values, key_scales, value_scales = pages
+    announce(pages, ahead, 0, TILE)
+    straight = num_rows == group <= ROWS_AT_MOST and keys.shape[1] % TILE == 0
+    for head in range(heads):
+        row, head_keys, head_values = head * num_rows, keys[head:], values[head:]
+        if scaled(keys):
+            gather_scales(scratch[2], key_scales, value_scales, rows, head, count)
+        if straight:
+            _attend_pages(row, group, position, window, base, softcap, head_keys, head_values, rows, scratch, span)
+        else:
+            gather_keys(scratch[3][0], head_keys, rows, count)
+            gather_values(scratch[3][1], head_values, rows, count)
+            _attend_tile(row, num_rows, group, position, window, base, softcap, scratch, span)
 
 
 @njit(**EXACT)
@@ -91,37 +138,33 @@ def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
 
 
 @njit(**EXACT)
-def attend_tile(first_row, num_rows, group, position, window, base, softcap, scratch, span):
+def _attend_tile(first_row, num_rows, group, position, window, base, softcap, scratch, span):
     """Let the query rows of a kv head, from first_row on, take in the tile of keys at `base`."""
-    query, score, scales, keys, values, _ = scratch
+    query, score, scales, (keys, values), _ = scratch
     total, top, mix = span
     head_size, chunks = keys.shape[0], values.shape[0]
     width = chunks * TILE
-    flat_score = score.reshape(-1)
-    flat_query, flat_mix, flat_values = query.reshape(-1), mix.reshape(-1), values.reshape(-1, TILE)
     row = 0
     while row < num_rows:
         count = min(ROWS_AT_ONCE, group - row % group)  # rows of one token: they see the same keys
         last = position + row // group - base
         first, stop = max(0, last - window + 1), min(TILE, last + 1)
         if first < TILE and stop > 0:
-            score[:count] = ZERO
-            _add_product(
-                count, flat_score, 0, TILE, flat_query, (first_row + row) * head_size, head_size, head_size, keys, 0
-            )
+            score[: count * TILE] = ZERO
+            _add_product(count, score, 0, TILE, query, (first_row + row) * head_size, head_size, head_size, keys, 0)
             for i in range(count):
-                _weigh(flat_score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
+                _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + row + i)
             for c in range(chunks):
                 _add_product(
                     count,
-                    flat_mix,
+                    mix,
                     (first_row + row) * width + c * TILE,
                     width,
-                    flat_score,
+                    score,
                     0,
                     TILE,
                     stop,
-                    flat_values,
+                    values,
                     c * TILE,
                 )
         row += count
@@ -155,23 +198,18 @@ def _add_rows(count, out, i, x, n, matrix, rows, column):
 
 
 @njit(**EXACT)
-def attend_pages(first_row, group, position, window, base, softcap, keys, values, rows, scratch, span):
-    """Do as `attend_tile` for the query rows of one token, with keys and values in these rows of their pages."""
+def _attend_pages(first_row, group, position, window, base, softcap, keys, values, rows, scratch, span):
+    """Do as `_attend_tile` for the query rows of one token, with keys and values in these rows of their pages."""
     query, score, scales, (total, top, mix) = scratch[0], scratch[1], scratch[2], span
     last, head_size = position - base, keys.shape[1]
     first, stop = max(0, last - window + 1), min(TILE, last + 1)
-    flat_query, flat_score, flat_mix, start = (
-        query.reshape(-1),
-        score.reshape(-1),
-        mix.reshape(-1),
-        first_row * head_size,
-    )
+    start = first_row * head_size
     for k in range(0, stop, LANES):
-        _score_rows(group, flat_score, k, flat_query, start, head_size, keys, rows, k)
+        _score_rows(group, score, k, query, start, head_size, keys, rows, k)
     for i in range(group):
-        _weigh(flat_score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
+        _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
     for column in range(0, head_size, TILE):
-        _add_rows(group, flat_mix, start + column, flat_score, stop, values, rows, column)
+        _add_rows(group, mix, start + column, score, stop, values, rows, column)
 
 
 @njit(**EXACT)
