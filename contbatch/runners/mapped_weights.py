@@ -8,6 +8,8 @@ from pathlib import Path
 
 import openvino as ov
 
+from contbatch.garbage import trim_heap
+
 _MAPS = Path("/proc/self/maps")
 
 
@@ -45,6 +47,7 @@ class MappedWeights:
                 self._held.append(constants[known[nth]])
 
     def release(self) -> None:
-        """Give the memory back; who reads it again finds it in the system's file cache."""
+        """Give the memory back, and what packing has left; who reads the file again finds it in the system's cache."""
         for start, length in self._ranges:
             self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+        trim_heap()
