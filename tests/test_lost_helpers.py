@@ -1,5 +1,6 @@
 """Helper threads that an interrupt has kept in a step go when the model goes, and so do its pages."""
 
+import gc
 import os
 import time
 import weakref
@@ -37,12 +38,18 @@ def goes(pages, seconds=20):
 
 @pytest.mark.skipif(not POSIX, reason="elsewhere helpers wait for nothing")
 def test_interrupted_when_they_were_to_go(model, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(team.Team, "attend", interrupted)
     monkeypatch.setattr(team.Team, "__exit__", lambda *_: None)
-    model.forward(TWO)
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(TWO)
     pages = weakref.ref(model._pages.arrays[0])
     bells = model._pages.team._bells
     try:
         model.close()
+        gc.collect()  # the frames that the interrupt went through
         assert goes(pages)
     finally:
         team.dismiss(bells)
