@@ -69,7 +69,7 @@ def tuple_of(
     value: object, name: str, limit: str, error: type[ContbatchError] = InvalidRequestError
 ) -> tuple[Any, ...]:
     """Return the items of a value as a tuple; `error`, which says what it must be, if it has none."""
-    require(isinstance(value, Iterable), name, value, limit, error)
+    require(isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0, name, value, limit, error)
     return tuple(value)  # type: ignore[arg-type]
 
 

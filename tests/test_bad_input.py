@@ -224,6 +224,7 @@ ODD_FIELDS = st.sampled_from(
         {"prompt_token_ids": [1, [2]]},
         {"eos_token_ids": 5},
         {"eos_token_ids": None},
+        {"eos_token_ids": np.array(5)},
         {"arrival_time": 10**400},
         {"client_id": ([],)},
         {"priority": math.nan},

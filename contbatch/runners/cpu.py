@@ -158,4 +158,6 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
+            if self._pages is not None:
+                self._pages.close()
             self._request = self._pages = self._weights = None

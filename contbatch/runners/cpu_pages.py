@@ -50,10 +50,14 @@ class CPUPages:
 
     def begin(self, plan: StepPlan) -> Team:
         """Make the team of the next step."""
-        if self.team is not None:
-            self.team.close()  # unless an interrupt kept it from that, it is already
+        self.close()
         self.team = Team(plan, self.layers)
         return self.team
+
+    def close(self) -> None:
+        """Let the helpers of the last step go, unless they are gone: an interrupt may have kept its team from that."""
+        if self.team is not None:
+            self.team.close()
 
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
         """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""

@@ -49,8 +49,12 @@ class Team:
     def __enter__(self) -> Self:
         if len(self._bells):
             open_bells(self._bells)
-            for bell in self._bells:
-                _jobs(os.getpid()).put((bell, self._plan.num_rows, *self._work))
+            try:
+                for bell in self._bells:
+                    _jobs(os.getpid()).put((bell, self._plan.num_rows, *self._work))
+            except BaseException:  # an interrupt: `with` would call `__exit__` for what comes after this only
+                self.close()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
