@@ -92,7 +92,7 @@ def test_what_can_not_be_requests_is_named(llm, arguments, fields, message):
 def test_lists_of_requests_put_together_are_not_run_in_part(llm):
     with pytest.raises(InvalidRequestError, match="request id 0 is that of two requests of one run"):
         llm.run(llm.requests("a") + llm.requests("b"))
-    with pytest.raises(InvalidRequestError, match="what is run must be a Request, got 'text'"):
+    with pytest.raises(InvalidRequestError, match="what is run must be of type Request, got 'text'"):
         llm.run(["text"])
     assert len(llm.run(llm.requests(["a", "b"], greedy(2))).finished) == 2
 
