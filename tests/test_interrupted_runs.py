@@ -1,10 +1,10 @@
 """Ctrl-C at any line of a simulated run: it ends as an interrupt, what was done is there, and the engine goes on."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from tracing import run_traced
 
 import contbatch as cb
 from contbatch.simulation import simulated_engine
@@ -31,15 +31,6 @@ class InterruptAt:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 signal.raise_signal(signal.SIGINT)
         return self
-
-
-def traced(trace, act):
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        return act()
-    finally:
-        sys.settrace(before)
 
 
 def requests_of(name, n, at=0.0):
@@ -72,11 +63,11 @@ def test_an_interrupt_at_any_line_loses_nothing(policy, n, in_order, limits):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     new_engine().run(requests_of("a", n))  # loads what is loaded on use
     count, engine, requests = InterruptAt(0), new_engine(), requests_of("a", n)
-    traced(count, lambda: engine.run(requests, in_order=in_order))
+    run_traced(count, lambda: engine.run(requests, in_order=in_order))
     for nth in range(TRIED):
         trace, engine, requests = InterruptAt(1 + nth * count.num_lines // TRIED), new_engine(), requests_of("a", n)
         with pytest.raises(KeyboardInterrupt):
-            traced(trace, lambda run=engine.run, given=requests: run(given, in_order=in_order))
+            run_traced(trace, lambda run=engine.run, given=requests: run(given, in_order=in_order))
         scheduler, where = engine.scheduler, trace.where
         scheduler.pool.check()
         assert (engine.has_requests, scheduler.pool.num_available) == (False, LIMITS["num_pages"]), where

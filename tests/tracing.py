@@ -27,7 +27,8 @@ class _Tracer:
         return self
 
 
-def _run(tracer, function):
+def run_traced(tracer, function):
+    """Call `function` with a trace function."""
     assert threading.current_thread() is threading.main_thread()
     before = sys.gettrace()
     sys.settrace(tracer)
@@ -40,16 +41,16 @@ def _run(tracer, function):
 def lines_of(function):
     """How many lines of those places a call runs through."""
     tracer = _Tracer((), None)
-    _run(tracer, function)
+    run_traced(tracer, function)
     return tracer.lines
 
 
 def do_at(line, action, function):
     """Call `function`, and `action` in the middle of it."""
-    return _run(_Tracer({line}, action), function)
+    return run_traced(_Tracer({line}, action), function)
 
 
 def raise_at(line, function, again_after=0):
     """Call `function` and press Ctrl-C when it comes to a line, and if asked for so many lines later again."""
     tracer = _Tracer({line, line + again_after}, lambda: signal.raise_signal(signal.SIGINT))
-    return _run(tracer, function)
+    return run_traced(tracer, function)
