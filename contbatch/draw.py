@@ -158,13 +158,13 @@ def _nucleus(logits, weights, places, count, wanted):
                 digit = (key >> np.uint64(first)) & np.uint64((1 << width) - 1)
                 counts[digit] += 1
                 sums[digit] += weights[i]
-        digit = (1 << width) - 1
-        while left > counts[digit] and reached + sums[digit] < wanted:
-            left -= counts[digit]
-            reached += sums[digit]
-            digit -= 1
-        left = counts[digit]
-        prefix = (prefix << np.uint64(width)) + np.uint64(digit)
+        cut = (1 << width) - 1
+        while left > counts[cut] and reached + sums[cut] < wanted:
+            left -= counts[cut]
+            reached += sums[cut]
+            cut -= 1
+        left = counts[cut]
+        prefix = (prefix << np.uint64(width)) + np.uint64(cut)
     found = 0
     for i in places[:count]:
         key = np.uint64(_key(logits[i]))
