@@ -75,17 +75,11 @@ def build(
     known = quantization is None or is_one_of(quantization, ("w8a8",))
     require(known, "quantization", quantization, "None or 'w8a8'", UnsupportedModelError)
     source = Path(source).expanduser().resolve()  # "." has a name, and one file one entry among the hashes
-    if cache_dir is None:
-        from contbatch import catalog
-
-        cache_dir = catalog.cache_dir()
-    cache = Path(cache_dir).expanduser()
-    cache.mkdir(parents=True, exist_ok=True)
-    source_sha256 = _source_sha256(source, cache)
-    hashed = {"name": source.name, "sha256": source_sha256}
+    cache = _cache(cache_dir)
+    hashed = {"name": source.name, "sha256": _source_sha256(source, cache)}
     identity = {"source": hashed, "dtype": dtype, "versions": versions(), "exporter": _exporter_hash(quantization)}
     kind = f"{dtype}-{quantization}" if quantization else dtype
-    folder = cache / f"{source.name.removesuffix('.gguf')}-{kind}-{source_sha256[:12]}"
+    folder = cache / f"{source.name.removesuffix('.gguf')}-{kind}-{hashed['sha256'][:12]}"
     if not folder.exists():
         logger.info("exporting %s to %s", source.name, folder)
     elif problem := problem_with(folder, identity):
@@ -97,6 +91,16 @@ def build(
         _export(source, dtype, new, identity, floats)
     give_back_memory()
     return folder
+
+
+def _cache(folder: str | os.PathLike[str] | None) -> Path:
+    if folder is None:
+        from contbatch import catalog
+
+        folder = catalog.cache_dir()
+    path = Path(folder).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any], floats: Path | None) -> None:

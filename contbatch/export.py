@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -15,6 +16,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from contbatch.errors import ModelFileError, UnsupportedModelError
 from contbatch.model import Model, ModelConfig
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _DTYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "FLOAT16"}
 """Names that `onnx_ir.DataType` has for them."""
@@ -73,6 +77,13 @@ def export_onnx(
         weights_sha256=weights_sha256(model),
         versions=json.dumps(versions()),
     )
+    _save(graph, path)
+    return path
+
+
+def _save(graph: "ir.Model", path: Path) -> None:
+    import onnx_ir as ir
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         data = path.with_name(f"{path.name}.data")
@@ -81,7 +92,6 @@ def export_onnx(
         path.unlink(missing_ok=True)  # so that a crash between the moves leaves no file rather than a mismatched pair
         os.replace(Path(folder) / data.name, data)
         os.replace(Path(folder) / path.name, path)
-    return path
 
 
 def read_config(path: str | os.PathLike[str]) -> ModelConfig:

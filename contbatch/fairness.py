@@ -67,13 +67,7 @@ def by_client(
     require_type("result", result, Result)
     require(is_limit(until_s), "until_s", until_s, "seconds ≥ 0")
     rows = result.requests
-    if until_s == inf:
-        begun, made = rows.output_tokens > 0, rows.output_tokens
-    else:
-        result.require_detail("the service until a moment")
-        begun = rows.first_token_s <= until_s
-        made = pd.Series([int(np.searchsorted(result.token_s[name], until_s, "right")) for name in rows.request_id])
-    prompts = rows.prompt_tokens.where(begun & (rows["sample"] == 0), 0)
+    prompts, made = _received(result, until_s)
     done = rows.finish_reason.isin(["stop", "length"])
     table = pd.DataFrame(
         {
@@ -92,3 +86,15 @@ def by_client(
     speed = (sums.output_tokens / sums.seconds).rename("tokens_per_s")
     attained = (sums.met / sums.requests).rename("attainment")
     return pd.concat([sums[["requests", "finished", "service"]], speed, attained, means], axis=1)
+
+
+def _received(result: Result, until_s: float) -> tuple[pd.Series, pd.Series]:
+    """Return, for each row of `requests`, the prompt tokens and the output tokens served by a moment."""
+    rows = result.requests
+    if until_s == inf:
+        begun, made = rows.output_tokens > 0, rows.output_tokens
+    else:
+        result.require_detail("the service until a moment")
+        begun = rows.first_token_s <= until_s
+        made = pd.Series([int(np.searchsorted(result.token_s[name], until_s, "right")) for name in rows.request_id])
+    return rows.prompt_tokens.where(begun & (rows["sample"] == 0), 0), made

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -60,13 +60,17 @@ def export_ptx(
         for kernel in _compile(read_config(path), read_metadata(path)["dtype"], sm, page_size, num_splits)
     ]
     tools = {"triton": version("triton"), "ptxas": {sm: ptxas.version(sm) for sm in sms}}
-    folder = path.parent / "ptx"
-    with TemporaryDirectory(prefix=".ptx-", dir=path.parent) as temporary:
+    manifest = {"tools": tools, "page_size": page_size, "kernels": [entry for _, entry in made]}
+    return _write(path.parent / "ptx", {entry["file"]: kernel.ptx for kernel, entry in made}, manifest)
+
+
+def _write(folder: Path, texts: Mapping[str, str], manifest: Mapping[str, Any]) -> Path:
+    """Put files and a manifest in place of a folder, which is never seen half-written."""
+    with TemporaryDirectory(prefix=".ptx-", dir=folder.parent) as temporary:
         new = Path(temporary) / "new"
         new.mkdir()
-        for kernel, entry in made:
-            (new / entry["file"]).write_text(kernel.ptx, encoding="utf-8")
-        manifest = {"tools": tools, "page_size": page_size, "kernels": [entry for _, entry in made]}
+        for name, text in texts.items():
+            (new / name).write_text(text, encoding="utf-8")
         (new / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             os.replace(folder, Path(temporary) / "old")

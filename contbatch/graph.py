@@ -35,12 +35,7 @@ def decoder(model: Model, dtype: ir.DataType, steps: Mapping[str, float] = Mappi
         Outputs: logits float32 (num_logits, vocab_size); for each layer i key_cache_out.i and value_cache_out.i.
     """
     config, build = model.config, _Builder(model, dtype, steps)
-    ids = ir.val("input_ids", INT64, ["num_tokens"])
-    indices = [
-        ir.val("cumulative_sequence_length", _INT32, ["num_seqs+1"]),
-        ir.val("past_seqlens", _INT32, ["num_seqs"]),
-        ir.val("block_table", _INT32, ["num_seqs", "max_pages"]),
-    ]
+    ids, indices = ir.val("input_ids", INT64, ["num_tokens"]), _indices()
     logits_indices = ir.val("logits_indices", INT64, ["num_logits"])
     tables = [
         build.constant(f"{n}_cache", t, dtype) for n, t in zip(("cos", "sin"), rotary_tables(config), strict=True)
@@ -66,6 +61,14 @@ def decoder(model: Model, dtype: ir.DataType, steps: Mapping[str, float] = Mappi
         name=config.architecture,
     )
     return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _indices() -> list[ir.Value]:
+    return [
+        ir.val("cumulative_sequence_length", _INT32, ["num_seqs+1"]),
+        ir.val("past_seqlens", _INT32, ["num_seqs"]),
+        ir.val("block_table", _INT32, ["num_seqs", "max_pages"]),
+    ]
 
 
 class _Builder(LinearLayers):

@@ -6,6 +6,7 @@ Both keep every token that ties with the k-th; here equal logits rank by id, low
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 
 import numpy as np
@@ -20,8 +21,6 @@ Ids = npt.NDArray[np.int64]
 _FLOAT32 = np.finfo(np.float32)
 _COLUMN = 32
 """Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
-_BLOCK = 128
-"""Weights summed together before the inverse CDF looks inside one block: a running sum of all is far slower."""
 
 
 def sample(
@@ -61,18 +60,20 @@ def sample(
         The seed of a sampled row is not an integer in [0, 2**128), or its position in [0, 2**64).
     """
     _check(logits, params, seeds, positions)
-    token_ids, largest = _largest(logits, adjusted)
-    errors: dict[int, Exception] = {}
-    for row in np.flatnonzero(~np.isfinite(largest)).tolist():
-        found = f"got {largest[row]} at token {token_ids[row]}"
-        errors[row] = LogitsError(f"row {row}: the largest logit must be finite, {found}")
-        token_ids[row] = -1
-    rows = [row for row, p in enumerate(params) if p.temperature > 0 and row not in errors]
-    if rows:
-        draws = uniforms([seeds[row] for row in rows], [positions[row] for row in rows])
-        with np.errstate(over="ignore", under="ignore"):
-            for row, u in zip(rows, draws.tolist(), strict=True):
-                token_ids[row] = _draw(adjusted.get(row, logits[row]), largest[row], params[row], u)
+    sampled = [row for row, p in enumerate(params) if p.temperature > 0]
+    draws = dict(
+        zip(sampled, uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled]).tolist(), strict=True)
+    )
+    token_ids, errors = np.empty(len(logits), np.int64), dict[int, Exception]()
+    for row, p in enumerate(params):
+        values = adjusted.get(row, logits[row])
+        token = int(values.argmax())  # of several the first, or the first NaN
+        if not isfinite(largest := float(values[token])):
+            errors[row] = LogitsError(f"row {row}: the largest logit must be finite, got {largest} at token {token}")
+            token = -1
+        elif row in draws:
+            token = _draw(values, largest, p, draws[row])
+        token_ids[row] = token
     return token_ids, errors
 
 
@@ -105,37 +106,20 @@ def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], posit
         raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
 
 
-def _largest(logits: Floats, adjusted: Mapping[int, Floats]) -> tuple[Ids, Floats]:
-    """Return where each row's largest logit stands, and that logit: of several the first, or the first NaN."""
-    token_ids = np.argmax(logits, axis=1)
-    largest = logits[np.arange(len(logits)), token_ids]
-    for row, values in adjusted.items():
-        token_ids[row] = values.argmax()
-        largest[row] = values[token_ids[row]]
-    return token_ids, largest
-
-
-def _draw(row: Floats, largest: np.float32, params: SamplingParams, u: float) -> int:
+def _draw(row: Floats, largest: float, params: SamplingParams, u: float) -> int:
     """Return the token on which u falls; `largest` is the row's maximum, finite."""
-    ids, values = None, row
+    from contbatch.draw import draw  # loads Numba
+
+    ids = None
     # Min-p and top-k each keep the first so many by rank: they commute, and the cheaper one goes first.
     if 0 < params.top_k < row.size:
         ids = top_k(row, params.top_k)
-        values = row[ids]
+        row = row[ids]
     temperature = np.float32(min(max(params.temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
-    weights = np.exp((values - largest) / temperature)
-    if params.min_p > 0:
-        keep = np.flatnonzero(weights >= params.min_p)
-        ids, values, weights = keep if ids is None else ids[keep], values[keep], weights[keep]
-    blocks = _block_sums(weights)
-    if params.top_p < 1:
-        keep = _nucleus(values, weights, float(blocks.sum(dtype=np.float64)), params.top_p)
-        ids, weights = keep if ids is None else ids[keep], weights[keep]
-        blocks = _block_sums(weights)
-    block, u = _inverse_cdf(blocks, u)
-    start = block * _BLOCK
-    index = start + _inverse_cdf(weights[start : start + _BLOCK], u)[0]
-    return index if ids is None else int(ids[index])
+    place = draw(
+        np.ascontiguousarray(row), np.float32(largest), temperature, float(params.top_p), float(params.min_p), u
+    )
+    return place if ids is None else int(ids[place])
 
 
 def _best(values: Floats, count: int) -> Ids:
@@ -159,26 +143,3 @@ def top_k(row: Floats, k: int) -> Ids:
     lines, places = np.nonzero(body[:, columns] >= cut)
     ids = np.concatenate([lines * width + columns[places], body.size + np.flatnonzero(tail >= cut)])
     return ids[_best(row[ids], k)]
-
-
-def _nucleus(values: Floats, weights: Floats, total: float, top_p: float) -> Ids:
-    """Return where the fewest best-ranked tokens stand whose weights reach `top_p` of their total, ascending."""
-    # However many weights lie below this floor, they sum to no more than may be left out: no need to sort them.
-    likely = np.flatnonzero(weights >= (1 - top_p) * total / weights.size)
-    reached = np.cumsum(np.sort(weights[likely])[::-1], dtype=np.float64)
-    count = min(int(reached.searchsorted(top_p * total)) + 1, likely.size)
-    return likely[_best(values[likely], count)]
-
-
-def _block_sums(weights: Floats) -> Floats:
-    return np.add.reduceat(weights, np.arange(0, weights.size, _BLOCK))
-
-
-def _inverse_cdf(weights: Floats, u: float) -> tuple[int, float]:
-    """Return the index on which u in [0, 1) falls, never one of weight 0, and how far into it u lies, in [0, 1)."""
-    reached = np.cumsum(weights, dtype=np.float64)
-    # Rounded or not, u times the total stays below the total: u is at most 1 - 2**-53.
-    target = u * float(reached[-1])
-    index = int(reached.searchsorted(target, side="right"))
-    before = float(reached[index - 1]) if index else 0.0
-    return index, (target - before) / (float(reached[index]) - before)

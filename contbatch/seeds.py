@@ -1,11 +1,15 @@
 """How much a figure hangs on chance: confidence intervals over runs that differ in their seed only."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from contbatch.checks import is_key, is_real, require, require_type, tuple_of
 from contbatch.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from pandas.api.typing import SeriesGroupBy
 
 
 def confidence(
@@ -40,10 +44,6 @@ def confidence(
     InvalidRequestError
         A column that is not there, or a level out of range.
     """
-    try:
-        from scipy.special import stdtrit
-    except ImportError as error:
-        raise MissingDependencyError("intervals need scipy: pip install 'contbatch[simulation]'") from error
     require_type("table", table, pd.DataFrame)
     by = [by] if isinstance(by, str) else list(tuple_of(by, "by", "names of columns"))
     figures = tuple_of(figures, "figures", "names of columns")
@@ -60,9 +60,17 @@ def confidence(
     groups = table.groupby(by, sort=False, dropna=False)
     found = {"runs": groups.size()}
     for name in figures or numbers:
-        values = groups[name]
-        mean, count = values.mean(), values.count()
-        t = stdtrit((count - 1).where(count > 1), (1 + level) / 2)
-        half = t * values.std(ddof=1) / count**0.5
+        mean, half = groups[name].mean(), _half_width(groups[name], level)
         found |= {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return pd.DataFrame(found).reset_index()
+
+
+def _half_width(values: "SeriesGroupBy[Any, Any]", level: float) -> "pd.Series[float]":
+    try:
+        from scipy.special import stdtrit
+    except ImportError as error:
+        raise MissingDependencyError("intervals need scipy: pip install 'contbatch[simulation]'") from error
+    count = values.count()
+    t = stdtrit((count - 1).where(count > 1), (1 + level) / 2)
+    half: pd.Series[float] = t * values.std(ddof=1) / count**0.5
+    return half

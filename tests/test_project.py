@@ -1,5 +1,6 @@
 """The repository keeps its own promises: one place for pins, a README that runs as printed."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -40,6 +41,18 @@ def sources():
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_short_enough_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_functions_are_short_docstrings_aside(path):
+    long = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            told = node.body[0] if ast.get_docstring(node) is not None else None
+            lines = node.end_lineno - node.lineno + 1 - (told.end_lineno - told.lineno + 1 if told else 0)
+            if lines > 50:
+                long.append((node.name, lines))
+    assert long == []
 
 
 NOTEBOOKS = pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)

@@ -199,6 +199,21 @@ def test_which_tokens_are_kept():
     nearly = f32(0.1, np.nextafter(np.float32(0.1), np.float32(1)))
     assert set(draw(nearly, WARM.replace(top_p=1e-4), range(50))) == {1}
     assert set(draw(f32(-INF, 30, -30, 0), SamplingParams(temperature=1e300), range(200))) == {1, 2, 3}
+    # Both zeros are equal, so the lower id ranks first, whichever sign it has.
+    for zeros in (f32(-1, 0.0, -0.0), f32(-1, -0.0, 0.0)):
+        assert set(draw(zeros, WARM.replace(top_p=1e-3), range(50))) == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.9, 0.9999, 1 - 1e-6])
+def test_a_nucleus_is_the_oracles_in_steep_and_flat_rows(temperature, top_p):
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((4, 3001)).astype(np.float32)
+    logits[1], logits[2] = 0.0, np.round(logits[2])  # all alike, and many ties
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    for row in logits:
+        for position, token in enumerate(draw(row, params, range(40), seed=9)):
+            assert token in oracle_tokens(row, params, numpy_uniform(9, position))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.999}, {"min_p": 1e-9}])

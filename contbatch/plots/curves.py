@@ -44,10 +44,8 @@ def curves(
         Columns of a lower and an upper bound of y, such as those of `confidence`: shaded.
     xlabel, ylabel : str
         Of the axes, with units; the columns' names if empty.
-    limit : float, optional
-        A latency that was promised: a dashed line across at this y.
-    limit_label : str
-        What stands beside it.
+    limit, limit_label : float, optional, and str
+        A latency that was promised: a dashed line across at this y, and what stands beside it.
     log : str
         The axes that are logarithmic: "", "x", "y" or "xy".
     title : str
@@ -68,16 +66,25 @@ def curves(
         if band is not None:
             ax.fill_between(rows[x], rows[band[0]], rows[band[1]], color=colour, alpha=0.15, linewidth=0)
         ax.plot(rows[x], rows[y], label=str(server), color=colour, marker=marker, markersize=5)
+    _scale(ax, log)
+    ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title_of(title, [table]))
+    if limit is not None:
+        _mark(ax, limit, limit_label)
+    name_lines(ax)
+    ax.grid(alpha=0.3)
+    return ax
+
+
+def _scale(ax: "Axes", log: str) -> None:
+    """Make the axes that `log` names logarithmic, with plain numbers at 1, 2 and 5."""
     ax.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
     for axis in [ax.xaxis] * ("x" in log) + [ax.yaxis] * ("y" in log):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
-    ax.set(xlabel=xlabel or x, ylabel=ylabel or y, title=title_of(title, [table]))
-    if limit is not None:
-        ax.axhline(limit, color="#666666", linestyle="--", linewidth=1)
-        beside = ax.get_yaxis_transform()
-        ax.text(0.005, limit, limit_label, transform=beside, ha="left", va="bottom", size=8, color="#444444")
-    name_lines(ax)
-    ax.grid(alpha=0.3)
-    return ax
+
+
+def _mark(ax: "Axes", limit: float, label: str) -> None:
+    ax.axhline(limit, color="#666666", linestyle="--", linewidth=1)
+    beside = ax.get_yaxis_transform()
+    ax.text(0.005, limit, label, transform=beside, ha="left", va="bottom", size=8, color="#444444")

@@ -87,7 +87,11 @@ def gantt(
     ax.set_ylim(seats - 0.5, -0.5)
     ax.set_facecolor("#EEEEEE")  # an empty seat
     if legend:
-        handles: list[Any] = [Patch(**STYLES[kind], label=LABELS[kind]) for kind in STYLES]
-        handles.append(Patch(facecolor="#EEEEEE", label="empty"))
-        legend_below(ax, handles + [Line2D([], [], label="preempted", **MARK)] * bool(len(stops)))
+        _explain(ax, bool(len(stops)))
     return ax
+
+
+def _explain(ax: "Axes", preempted: bool) -> None:
+    handles: list[Any] = [Patch(**STYLES[kind], label=LABELS[kind]) for kind in STYLES]
+    handles.append(Patch(facecolor="#EEEEEE", label="empty"))
+    legend_below(ax, handles + [Line2D([], [], label="preempted", **MARK)] * preempted)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from contbatch.metrics import Result
 from contbatch.plots.colours import line_style
@@ -14,6 +15,8 @@ from contbatch.plots.legend import name_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
 
 LATENCIES = {
     "queue_s": "time in the queue [s]",
@@ -44,10 +47,8 @@ def latency_cdf(
         Tables are those of `Result.requests`. Requests without the latency (see docs/metrics.md) are left out.
     column : str
         Which latency: a key of `LATENCIES`, or another column of numbers.
-    limit : float, optional
-        A latency that was promised: a dashed line up at this x.
-    limit_label : str
-        What stands beside it.
+    limit, limit_label : float, optional, and str
+        A latency that was promised: a dashed line up at this x, and what stands beside it.
     log : bool
         Whether the latency's axis is logarithmic.
     title : str
@@ -63,10 +64,8 @@ def latency_cdf(
     tables = tables_of(runs, "requests", column)
     ax = plt.subplots(figsize=(8, 4), layout="constrained")[1] if ax is None else ax
     for place, (name, table) in enumerate(tables.items()):
-        waited = np.sort(table[column].dropna().to_numpy(dtype=float))
-        share = 100 * np.arange(1, len(waited) + 1) / max(1, len(waited))
-        first = waited[:1]
-        ax.plot(np.r_[first, waited], np.r_[0 * first, share], drawstyle="steps-post", label=name, **line_style(place))
+        waited, share = _shares(table[column].dropna().to_numpy(dtype=float))
+        ax.plot(waited, share, drawstyle="steps-post", label=name, **line_style(place))
     ax.set(xlabel=LATENCIES.get(column, column), ylabel="requests [%]", title=title_of(title, tables.values()))
     ax.set(ylim=(0, 101), yticks=[0, 25, 50, 75, 90, 99])
     if log:
@@ -81,3 +80,10 @@ def latency_cdf(
         name_lines(ax)
     ax.grid(alpha=0.3)
     return ax
+
+
+def _shares(values: Floats) -> tuple[Floats, Floats]:
+    """Return values in order, and how many per cent are at most as large, from 0 at the first on."""
+    ordered = np.sort(values)
+    share = 100 * np.arange(1, len(ordered) + 1) / max(1, len(ordered))
+    return np.r_[ordered[:1], ordered], np.r_[0 * ordered[:1], share]

@@ -44,10 +44,8 @@ def page_map(
         Pages that nobody holds, but whose content is kept.
     stored : mapping from request id to int, optional
         Tokens that each request has in its pages: what they do not fill is pale.
-    page_size : int
-        Tokens in a page.
-    columns : int
-        Pages in a line.
+    page_size, columns : int
+        Tokens in a page, and pages in a line.
     title : str
     legend : bool
         Explain the colours.
@@ -67,6 +65,16 @@ def page_map(
     for page, here in enumerate(holders):
         _draw(ax, page % columns, page // columns, here, colours, empty="cached" if page in cached else "free")
     ax.set(xlim=(0, width), ylim=(lines, -0.1), title=title)
+    _number(ax, lines, width, columns)
+    if legend:
+        handles: list[Any] = [Patch(facecolor=HOLDERS[1], label="held, with tokens")]
+        handles.append(Patch(facecolor=HOLDERS[1], alpha=0.3, label="held, empty"))
+        legend_below(ax, handles + [Patch(**style, label=kind) for kind, style in PAGES.items()])
+    return ax
+
+
+def _number(ax: "Axes", lines: int, width: int, columns: int) -> None:
+    """Say along the axes which pages they are."""
     ax.set_xlabel("page" if lines == 1 else f"page, {columns} in a line", loc="left")
     shown = range(0, width, max(1, width // 16))
     ax.set_xticks([page + 0.5 for page in shown], [str(page) for page in shown])
@@ -74,11 +82,6 @@ def page_map(
         [line + 0.45 for line in range(lines)], [f"+{line * columns}" if line else "" for line in range(lines)]
     )
     ax.tick_params(length=0)
-    if legend:
-        handles: list[Any] = [Patch(facecolor=HOLDERS[1], label="held, with tokens")]
-        handles.append(Patch(facecolor=HOLDERS[1], alpha=0.3, label="held, empty"))
-        legend_below(ax, handles + [Patch(**style, label=kind) for kind, style in PAGES.items()])
-    return ax
 
 
 def _draw(
