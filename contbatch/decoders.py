@@ -106,18 +106,18 @@ class Decoders:
         """Carry a request from now on, if it decodes and is like most."""
         if request.children or request.parent is not None or not _decodes(request):
             return False
-        scheduler, size = self.scheduler, self.scheduler.pool.page_size
-        steps, room = self.num_steps_alike(request), len(request.pages) * size - request.num_computed_tokens
+        scheduler, size, computed = self.scheduler, self.scheduler.pool.page_size, request.num_computed_tokens
+        steps, room = self.num_steps_alike(request), len(request.pages) * size - computed
         if len(self.carried) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
             return False
-        now = scheduler.num_steps
-        decoder = _Decoder(request, now, (now + room) % size if room < steps else -1)
-        if decoder.bucket >= 0:
-            self._num_takes[decoder.bucket] += 1
-        self.carried[request] = decoder
+        now, bucket = scheduler.num_steps, -1
+        if room < steps:
+            bucket = (now + room) % size
+            self._num_takes[bucket] += 1
+        decoder = self.carried[request] = _Decoder(request, now, bucket)
         self._num_joined += 1
         heappush(self._ends, (now + steps, self._num_joined, decoder))
-        self.context += request.num_computed_tokens + 1
+        self.context += computed + 1
         self.joined.append(request)
         return True
 
@@ -175,9 +175,9 @@ class Decoders:
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
         self.context += num_steps * len(self.carried)
-        num_ended, now = 0, self.scheduler.num_steps
-        while self._ends and self._ends[0][0] <= now:
-            decoder = heappop(self._ends)[-1]
+        num_ended, now, ends = 0, self.scheduler.num_steps, self._ends
+        while ends and ends[0][0] <= now:
+            decoder = heappop(ends)[-1]
             missing = self._catch_up(decoder)
             if decoder.request.finish_reason is not None:
                 self._leave(decoder, missing, num_ended)
@@ -201,11 +201,9 @@ class Decoders:
         """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
         request, now = decoder.request, self.scheduler.num_steps
         if made := now - decoder.since:
-            token = self.next_token(request)
             if made > 1:
-                request.output_token_ids += [token] * (made - 1)
-                token = self.next_token(request)
-            request.take(token)
+                request.output_token_ids += [self.next_token(request)] * (made - 1)
+            request.take(self.next_token(request))
             request.num_computed_tokens += made
             decoder.since = now
         if decoder.bucket < 0:
@@ -220,5 +218,6 @@ class Decoders:
 
 def _decodes(request: Request) -> bool:
     """Whether a request has but its last token to compute."""
-    computed = request.num_computed_tokens
-    return request.status is RUNNING and request.num_prompt_tokens <= computed == request.num_tokens - 1
+    made = len(request.output_token_ids)
+    left = request.num_prompt_tokens + made - request.num_computed_tokens
+    return left == 1 and made > 0 and request.status is RUNNING

@@ -117,11 +117,11 @@ class Run:
         require(isinstance(requests, Iterable), "what comes of a request", requests, "a list of requests")
         coming = deque(requests)
         while coming:
-            coming.extend(self._add(coming.popleft()))
+            _require_request(request := coming.popleft())
+            coming.extend(self._add(request))
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        _require_request(request)
         name = request.request_id
         if name in self.names and request.order < 0:
             raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")

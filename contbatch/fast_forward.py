@@ -101,22 +101,23 @@ class FastForward:
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders.carried), decoders.context
-        waiting, room = scheduler.waiting.requests, scheduler.max_num_batched_tokens - num_decoding
-        if waiting and scheduler.free_seats and not self._is_refused(waiting[0], room):
-            return None
-        first = scheduler.num_steps
+        scheduler, num_decoding = self.scheduler, len(decoders.carried)
+        if (waiting := scheduler.waiting.requests) and scheduler.free_seats:
+            if not self._is_refused(waiting[0], scheduler.max_num_batched_tokens - num_decoding):
+                return None
+        runner, first, context = self.runner, scheduler.num_steps, decoders.context
         most = min(decoders.next_end - first, MOST_STEPS)
         seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
         elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
         live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
         if not (num_steps := len(live_pages)):
             return None
-        del elapsed[num_steps:], ends[num_steps:]
+        if num_steps < len(ends):
+            del elapsed[num_steps:], ends[num_steps:], takes[num_steps:]
         runner.num_rows = num_decoding
         recorder.begin_carried(scheduler, now)
         counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
-        decoders.take_pages(num_steps, sum(takes[:num_steps]))
+        decoders.take_pages(num_steps, sum(takes))
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
         return left, ends[-1]

@@ -19,7 +19,7 @@ from contbatch.unused_slots import UnusedSlots
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
-PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
+HELD, AWAY = RequestStatus.HELD, (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
 
 
 class Recorder:
@@ -237,7 +237,7 @@ class Recorder:
         if live.kind == kind and live.seat == request.seat:
             return live
         if self.detail and live.kind:
-            self._segments.add(name, live, step, now, request.status in (PREEMPTED, SWAPPED))
+            self._segments.add(name, live, step, now, request.status in AWAY)
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         if self.detail and not kind:
             self._unused.add(live.holds, live.stored, step)

@@ -17,10 +17,10 @@ class StepEnds:
 
     def add(self, start: float, ends: list[float]) -> None:
         """Add a block of steps, the first of which began at `start`, when the last one added ended."""
-        longest = max(map(sub, ends, [start, *ends]))
-        while self._peaks and self._peaks[-1][1] <= longest:
-            self._peaks.pop()
-        self._peaks.append((len(self.ends), longest))
+        peaks, longest = self._peaks, max(map(sub, ends, [start, *ends]))
+        while peaks and peaks[-1][1] <= longest:
+            peaks.pop()
+        peaks.append((len(self.ends), longest))
         self.ends += ends
 
     def since(self, first: int) -> tuple[list[float], float]:
