@@ -9,10 +9,9 @@ somebody has arrived, may be admitted, computes more than a token, or needs a pa
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import accumulate, takewhile
 
-from contbatch.cost import seconds_by_context
+from contbatch.cost import SecondsOf, seconds_by_context
 from contbatch.decision_log import DecisionLog
 from contbatch.decoders import Decoders
 from contbatch.policies.answers import reserve_of
@@ -45,7 +44,7 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
-        self._cost, self._seconds_of = runner.cost, dict[int, Callable[[int], float]]()
+        self._cost, self._seconds_of = runner.cost, dict[int, SecondsOf]()
         """By how many decode: seconds of a step by their context, as this cost model says."""
         if (
             scheduler.policy.decodes != "among"
@@ -184,7 +183,7 @@ class FastForward:
             most = min(most, *(size - request.num_computed_tokens % size for request in decoding))
         return most
 
-    def _seconds(self, num_decoding: int) -> Callable[[int], float]:
+    def _seconds(self, num_decoding: int) -> SecondsOf:
         """Return the seconds of a step in which so many decode and nobody else computes, by their context."""
         if self._cost is not self.runner.cost:
             self._cost, self._seconds_of = self.runner.cost, {}
