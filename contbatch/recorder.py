@@ -54,7 +54,10 @@ class Recorder:
         """Note who sits where while a step that starts at `now` runs."""
         self.begin_carried(scheduler, now)
         for request in step.preempted:
-            self._turn(request, "", step.step, now)
+            if live := self._live.get(request.request_id):
+                self._end_segment(request, live, step.step, now)
+                self._unused.add(live.holds, live.stored, step.step)
+                live.kind, live.seat, live.holds, live.stored = "", None, [], 0
         prefill = decode = held = 0
         for request, start, num_tokens, samples, padding in step.grants:
             if padding:
@@ -122,14 +125,14 @@ class Recorder:
             self._note_ends(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
-                sampled += self._note_tokens(request, end_s)
+                sampled += self._note_tokens(request, self._live[request.request_id].made, end_s)
             if request.status is HELD:
                 self._turn(request, "held", step.step + 1, end_s)
         for child in step.forked:
             if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
-                began = self._live[child.parent.request_id].admitted_s
-                self._live[child.request_id] = Life(began, TokenTimes([] if self.detail else None))
-                sampled += self._note_tokens(child, end_s)
+                began, made = self._live[child.parent.request_id].admitted_s, TokenTimes([] if self.detail else None)
+                self._live[child.request_id] = Life(began, made)
+                sampled += self._note_tokens(child, made, end_s)
         counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
         self._steps.add(step.step, Stretch(now, [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
@@ -192,16 +195,19 @@ class Recorder:
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
         for request in requests:
-            live = self._turn(request, "", step, now)
+            name = request.request_id
+            live = self._live.pop(name, None) or Life(NAN, TokenTimes([] if self.detail else None))
+            self._end_segment(request, live, step, now)
+            made = live.made
             if live.carried_since is None:
-                self._note_tokens(request, now)
+                self._note_tokens(request, made, now)
             else:
                 self._note_carried(live)
-            del self._live[request.request_id]
-            self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
-            if (times := live.made.each) is not None:
-                self._token_s[request.request_id] = [now] * len(times) if self.release == "batch" else times
-                self._token_ids[request.request_id] = request.output_token_ids
+            self._requests.add(request, live.admitted_s, made, now if self.release == "batch" else None)
+            if made.each is not None:
+                self._token_s[name] = [now] * made.count if self.release == "batch" else made.each
+                self._token_ids[name] = request.output_token_ids
+                self._unused.add(live.holds, live.stored, step)
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
@@ -220,9 +226,8 @@ class Recorder:
             detail=self.detail,
         )
 
-    def _note_tokens(self, request: Request, now: float) -> int:
+    def _note_tokens(self, request: Request, made: TokenTimes, now: float) -> int:
         """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
-        made = self._live[request.request_id].made
         new = len(request.output_token_ids) - made.count
         if new:
             made.add([now] * new, 0.0)
@@ -230,16 +235,16 @@ class Recorder:
 
     def _turn(self, request: Request, kind: str, step: int, now: float) -> Life:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
-        name = request.request_id
-        live = self._live.get(name)
+        live = self._live.get(request.request_id)
         if live is None:
-            live = self._live[name] = Life(now if kind else NAN, TokenTimes([] if self.detail else None))
-        if live.kind == kind and live.seat == request.seat:
+            live = self._live[request.request_id] = Life(now, TokenTimes([] if self.detail else None))
+        elif live.kind == kind and live.seat == request.seat:
             return live
-        if self.detail and live.kind:
-            self._segments.add(name, live, step, now, request.status in AWAY)
+        else:
+            self._end_segment(request, live, step, now)
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
-        if self.detail and not kind:
-            self._unused.add(live.holds, live.stored, step)
-            live.holds, live.stored = [], 0
         return live
+
+    def _end_segment(self, request: Request, live: Life, step: int, now: float) -> None:
+        if self.detail and live.kind:
+            self._segments.add(request.request_id, live, step, now, request.status in AWAY)
