@@ -8,10 +8,11 @@ So a step costs what arrives and ends in it, not what goes on. Tokens are caught
 somebody has to look at it; until then its pages are counted only (`PagePool.num_promised`).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from contbatch.request import Request, RequestStatus
@@ -78,13 +79,6 @@ class Decoders:
         """Step before which the next of them may end."""
         return self._ends[0][0]
 
-    def num_takes(self, num_steps: int) -> list[int]:
-        """Count the pages that they take in each of the next steps, if nobody ends."""
-        size = self.scheduler.pool.page_size
-        place = self.scheduler.num_steps % size
-        in_turn = self._num_takes[place:] + self._num_takes[:place]
-        return in_turn[:num_steps] if num_steps <= size else (in_turn * (num_steps // size + 1))[:num_steps]
-
     # ---- who is carried ------------------------------------------------------------------------------------------
 
     def join(self) -> None:
@@ -125,14 +119,14 @@ class Decoders:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
         if not self.carried:
             return
-        scheduler = self.scheduler
-        if self._is_due or self._ready_until > scheduler.num_steps:
+        scheduler, pool, now = self.scheduler, self.scheduler.pool, self.scheduler.num_steps
+        if self._is_due or self._ready_until > now:
             self.release()
-        pages, tokens = self._num_takes[scheduler.num_steps % scheduler.pool.page_size], 0
+        pages, tokens = self._num_takes[now % pool.page_size], 0
         for request in scheduler.running:
-            pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
+            pages += max(0, pool.pages_for(request.num_tokens) - len(request.pages))
             tokens += request.num_uncomputed_tokens
-        if pages > scheduler.pool.num_available:
+        if pages > pool.num_available:
             self.release()
         elif scheduler.policy.decodes != "first":  # then others come before them, and must leave enough of the budget
             room = scheduler.max_num_batched_tokens - len(self.carried) - tokens
@@ -164,13 +158,28 @@ class Decoders:
 
     def begin_step(self) -> DecodeSums:
         """Take the pages that they need in the next step; return what it computes for them."""
-        self.take_pages(1, self._num_takes[self.scheduler.num_steps % self.scheduler.pool.page_size])
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        pool.num_promised += self._num_takes[now % pool.page_size]
+        self._ready_until = now + 1
         return DecodeSums(len(self.carried), self.context)
 
-    def take_pages(self, num_steps: int, num_pages: int) -> None:
-        """Take, that is count, the pages that they need in the next steps: the sum of `num_takes`."""
-        self.scheduler.pool.num_promised += num_pages
-        self._ready_until = self.scheduler.num_steps + num_steps
+    def take_pages(self, num_steps: int) -> list[int]:
+        """Take, that is count, the pages that they need in the next steps, up to the first that does not find all free.
+
+        Nobody ends in these steps but the last. Returns the live pages after each of them.
+        """
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        place = now % pool.page_size
+        takes = self._num_takes[place:] + self._num_takes[:place]
+        if num_steps > pool.page_size:
+            takes *= num_steps // pool.page_size + 1
+        before = pool.num_pages - pool.num_available
+        live = list(accumulate(takes[:num_steps], initial=before))
+        if live[-1] > pool.num_pages:
+            del live[bisect_right(live, pool.num_pages) :]
+        pool.num_promised += live[-1] - before
+        self._ready_until = now + len(live) - 1
+        return live[1:]
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""

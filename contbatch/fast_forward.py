@@ -106,17 +106,15 @@ class FastForward:
                 return None
         runner, first, context = self.runner, scheduler.num_steps, decoders.context
         most = min(decoders.next_end - first, MOST_STEPS)
-        seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
-        elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
-        live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
-        if not (num_steps := len(live_pages)):
+        resize_s = runner.resize_seconds(num_decoding) if hasattr(runner.cost, "resize_s") else 0.0
+        elapsed, ends = find_times(self._seconds(num_decoding), context, num_decoding, now, next_arrival, most, resize_s)
+        if not (ends and (live_pages := decoders.take_pages(len(ends)))):
             return None
-        if num_steps < len(ends):
-            del elapsed[num_steps:], ends[num_steps:], takes[num_steps:]
+        if (num_steps := len(live_pages)) < len(ends):
+            del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
         recorder.begin_carried(scheduler, now)
         counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
-        decoders.take_pages(num_steps, sum(takes))
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
         return left, ends[-1]

@@ -177,12 +177,12 @@ class Recorder:
     ) -> None:
         """Record steps from number `first` on in which all who run are carried, after their update.
 
-        `counts` are `seqs`, `context`, `waiting` and `seats_bound` of `StepRows.add_carried`.
+        `counts` are those of `StepRows.add_carried`.
         """
         ends = stretch.ends
         self._end_s = ends[-1]
         self._note_ends(stretch.start, ends)
-        self._steps.add_carried(first, stretch, *counts, len(left))
+        self._steps.add_carried(first, stretch, counts, len(left))
         if left:
             self.leave(left, first + len(ends), ends[-1])
 

@@ -231,8 +231,8 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Take a request out of those that live; its place among the running or waiting is the caller's to clear."""
-        moved = self._open_step.moved if self._open_step is not None else ()
-        if self.prefix_cache.enabled and request.seat is not None and request not in moved:
+        step = self._open_step
+        if self.prefix_cache.enabled and request.seat is not None and not (step and request in step.moved):
             self.prefix_cache.leave(request)
         self.vacate(request)
         if request.host_pages:

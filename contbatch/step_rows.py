@@ -65,7 +65,7 @@ class StepRows:
         self._add(stretch, host_s)
 
     def add_carried(
-        self, step: int, stretch: Stretch, seqs: int, context: int, waiting: int, seats_bound: bool, left: int
+        self, step: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: int
     ) -> None:
         """Add a stretch in which all who run are carried, and who waits is kept out by seats or else pages.
 
@@ -74,14 +74,11 @@ class StepRows:
         step : int
             Number of the first.
         stretch : Stretch
-        seqs : int
-            Who runs.
-        context : int
-            Positions that they read in the first.
-        waiting, left : int
-        seats_bound : bool
+        counts : tuple of int
+            How many run, the positions that they read in the first, how many wait, and whether for a seat.
+        left : int
         """
-        self._carried.extend((step, len(stretch.ends), seqs, context, waiting, seats_bound, left))
+        self._carried.extend((step, len(stretch.ends), *counts, left))
         self._add(stretch, 0.0)
 
     def _add(self, stretch: Stretch, host_s: float) -> None:
