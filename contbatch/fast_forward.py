@@ -113,7 +113,7 @@ class FastForward:
         if (num_steps := len(live_pages)) < len(ends):
             del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        recorder.begin_carried(scheduler, now)
+        recorder.begin_carried(decoders.joined, first, now)
         counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)

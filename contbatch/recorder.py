@@ -52,7 +52,8 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
-        self.begin_carried(scheduler, now)
+        if scheduler.decoders is not None:
+            self.begin_carried(scheduler.decoders.joined, step.step, now)
         for request in step.preempted:
             if live := self._live.get(request.request_id):
                 self._end_segment(request, live, step.step, now)
@@ -73,7 +74,6 @@ class Recorder:
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
-        self.begin_carried(scheduler, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -82,12 +82,10 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
-    def begin_carried(self, scheduler: Scheduler, now: float) -> None:
-        """Note who is carried from this step on, rather than listed; see `end_carried`."""
-        if scheduler.decoders is None or not (joined := scheduler.decoders.joined):
-            return
+    def begin_carried(self, joined: list[Request], step: int, now: float) -> None:
+        """Note, and clear, who is carried from this step on, rather than listed; see `end_carried`."""
         for request in joined:
-            self._turn(request, "decode", scheduler.num_steps, now).carried_since = len(self._ends.ends)
+            self._turn(request, "decode", step, now).carried_since = len(self._ends.ends)
         joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:
@@ -133,9 +131,9 @@ class Recorder:
                 began, made = self._live[child.parent.request_id].admitted_s, TokenTimes([] if self.detail else None)
                 self._live[child.request_id] = Life(began, made)
                 sampled += self._note_tokens(child, made, end_s)
-        counts = (*self._counts, sampled, len(left))
         self._end_s = end_s
-        self._steps.add(step.step, Stretch(now, [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
+        stretch = Stretch(now, [elapsed_s], [end_s], [self._num_live_pages])
+        self._steps.add(step.step, stretch, host_s, self._counts, sampled, len(left))
         if left:
             self.leave(left, step.step + 1, end_s)
 
@@ -169,7 +167,7 @@ class Recorder:
         if self.detail:
             for nth, request, pages in taken:
                 self._live[request.request_id].hold(step.step + nth, pages, 0)
-        self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
+        self._steps.add(step.step, stretch, 0.0, self._counts, decoded, len(left), growth=decoded)
         self.leave(left, last, ends[-1])
 
     def end_carried(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def require_unused(request: Request, scheduler: "Scheduler") -> None:
     """Raise `InvalidRequestError` if a request was used before, or has an id that is in use."""
-    require_type("what is added", request, Request)
+    if not isinstance(request, Request):
+        require_type("what is added", request, Request)
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")

@@ -102,7 +102,7 @@ class Scheduler:
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        for sample in (request, *request.children):
+        for sample in request.samples:
             self.requests[sample.request_id] = sample
         self.waiting.add(request)
 

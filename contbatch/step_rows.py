@@ -46,7 +46,9 @@ class StepRows:
         self._ends: list[float] = []
         self._means: list[dict[str, float]] = []
 
-    def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
+    def add(
+        self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], sampled: int, left: int, growth: int = 0
+    ) -> None:
         """Add a stretch.
 
         Parameters
@@ -57,11 +59,13 @@ class StepRows:
         host_s : float
             Seconds of each of its steps.
         counts : tuple of int
-            The others of `COUNTS`, of the first step; `left` of the last.
+            The others of `COUNTS`, of the first step.
+        sampled, left : int
+            Tokens in each step, and who left in the last.
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._counts.extend((step, len(stretch.ends), growth, *counts))
+        self._counts.extend((step, len(stretch.ends), growth, *counts, sampled, left))
         self._add(stretch, host_s)
 
     def add_carried(
