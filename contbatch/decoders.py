@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, islice
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
 from contbatch.request import Request, RequestStatus
@@ -169,12 +169,9 @@ class Decoders:
         Nobody ends in these steps but the last. Returns the live pages after each of them.
         """
         pool, now = self.scheduler.pool, self.scheduler.num_steps
-        place = now % pool.page_size
-        takes = self._num_takes[place:] + self._num_takes[:place]
-        if num_steps > pool.page_size:
-            takes *= num_steps // pool.page_size + 1
-        before = pool.num_pages - pool.num_available
-        live = list(accumulate(takes[:num_steps], initial=before))
+        place, before = now % pool.page_size, pool.num_pages - pool.num_available
+        takes = islice(cycle(self._num_takes), place, place + num_steps)
+        live = list(accumulate(takes, initial=before))
         if live[-1] > pool.num_pages:
             del live[bisect_right(live, pool.num_pages) :]
         pool.num_promised += live[-1] - before

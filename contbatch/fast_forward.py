@@ -44,13 +44,13 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
+        most = scheduler.max_model_len
+        self._enough = scheduler.pool.num_pages if most is None else scheduler.pool.pages_for(most)
+        """Pages that are enough for whoever waits, whatever it asks for."""
         self._cost, self._seconds_of = runner.cost, dict[int, SecondsOf]()
         """By how many decode: seconds of a step by their context, as this cost model says."""
-        if (
-            scheduler.policy.decodes != "among"
-            and scheduler.pool.layout == "paged"
-            and not scheduler.prefix_cache.enabled
-        ):
+        own_pages = scheduler.pool.layout == "paged" and not scheduler.prefix_cache.enabled
+        if own_pages and scheduler.policy.decodes != "among":
             scheduler.decoders = Decoders(scheduler, next_token, num_steps_alike)
 
     def run(
@@ -162,6 +162,8 @@ class FastForward:
         available = pool.num_available
         if not scheduler.free_seats or not available:
             return True
+        if available >= self._enough:
+            return False
         reserve, num_tokens = reserve_of(scheduler.policy, newcomer), newcomer.num_tokens
         if pool.pages_for(max(reserve, num_tokens)) <= available:
             return False

@@ -39,14 +39,14 @@ class Planner:
 
     def run(self, now: float) -> None:
         """Fill the step, which starts at `now` (seconds)."""
-        scheduler, step = self.scheduler, self.step
-        object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
+        scheduler, step, policy = self.scheduler, self.step, self.scheduler.policy
+        object.__setattr__(policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
         if (decoders := scheduler.decoders) is not None and decoders.carried:
             step.decoders = decoders.begin_step()
             self.budget -= step.decoders.num_requests
         try:
-            self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
+            self._follow(policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         finally:  # whatever a policy raises, those admitted or preempted so far change sides
             if step.admitted:
                 scheduler.waiting.remove(step.admitted)

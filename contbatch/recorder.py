@@ -19,7 +19,7 @@ from contbatch.unused_slots import UnusedSlots
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
-HELD, AWAY = RequestStatus.HELD, (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+HELD = RequestStatus.HELD
 
 
 class Recorder:
@@ -56,7 +56,8 @@ class Recorder:
             self.begin_carried(scheduler.decoders.joined, step.step, now)
         for request in step.preempted:
             if live := self._live.get(request.request_id):
-                self._end_segment(request, live, step.step, now)
+                if self.detail:
+                    self._segments.add(request, live, step.step, now)
                 self._unused.add(live.holds, live.stored, step.step)
                 live.kind, live.seat, live.holds, live.stored = "", None, [], 0
         prefill = decode = held = 0
@@ -195,7 +196,6 @@ class Recorder:
         for request in requests:
             name = request.request_id
             live = self._live.pop(name, None) or Life(NAN, TokenTimes([] if self.detail else None))
-            self._end_segment(request, live, step, now)
             made = live.made
             if live.carried_since is None:
                 self._note_tokens(request, made, now)
@@ -206,6 +206,7 @@ class Recorder:
                 self._token_s[name] = [now] * made.count if self.release == "batch" else made.each
                 self._token_ids[name] = request.output_token_ids
                 self._unused.add(live.holds, live.stored, step)
+                self._segments.add(request, live, step, now)
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
@@ -238,11 +239,7 @@ class Recorder:
             live = self._live[request.request_id] = Life(now, TokenTimes([] if self.detail else None))
         elif live.kind == kind and live.seat == request.seat:
             return live
-        else:
-            self._end_segment(request, live, step, now)
+        elif self.detail:
+            self._segments.add(request, live, step, now)
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         return live
-
-    def _end_segment(self, request: Request, live: Life, step: int, now: float) -> None:
-        if self.detail and live.kind:
-            self._segments.add(request.request_id, live, step, now, request.status in AWAY)
