@@ -193,12 +193,13 @@ class Decoders:
 
     def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
         """Put a finished request back; pages that were only counted it need not take any more."""
-        request, num_pages = decoder.request, len(decoder.request.pages) + missing
+        request, scheduler = decoder.request, self.scheduler
+        num_pages = len(request.pages) + missing
         last_take = self._last_take(request, num_pages) if missing else 0
         self.on_land(request, num_pages, last_take)  # first: it may be interrupted
         del self.carried[request]
-        self.scheduler.running.insert(place, request)
-        self.scheduler.pool.num_promised -= missing
+        scheduler.running.insert(place, request)
+        scheduler.pool.num_promised -= missing
         self.context -= request.num_computed_tokens + 1
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] -= 1

@@ -63,11 +63,12 @@ class FastForward:
         tuple or None
             Those who left, all in the last of these steps, and when it ends; None if the next step must be planned.
         """
-        if (decoders := self.scheduler.decoders) is not None and log is None:
+        scheduler = self.scheduler
+        if (decoders := scheduler.decoders) is not None and log is None:
             decoders.on_land = recorder.land
             decoders.join()
             if decoders.carried:  # who is listed besides is not like them, and has its steps planned
-                return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
+                return None if scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
         if (step := self._next_step()) is None:
             return None
         decoding = [grant.request for grant in step.grants if grant.samples]
@@ -83,14 +84,14 @@ class FastForward:
         stretch = Stretch(now, elapsed, ends, live_pages[:num_steps])
         self.runner.num_rows = shape.num_tokens
         taken = self._take(takes, 0)
-        recorder.begin_alike(step, self.scheduler, now)
+        recorder.begin_alike(step, scheduler, now)
         if log is None:
             taken += [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
             self._advance(decoding, num_steps)
         else:
             taken += self._advance_logged(step, decoding, takes, stretch.starts, log)
-        last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
-        left = self.scheduler.skip(last.grants, num_steps)
+        last = _later(step, num_steps - 1) if scheduler.prefix_cache.enabled else step
+        left = scheduler.skip(last.grants, num_steps)
         recorder.end_alike(step, stretch, taken, left)
         if log is not None:
             log.end(left)

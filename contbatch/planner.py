@@ -58,12 +58,12 @@ class Planner:
         step.num_evictions = self.pool.num_evictions - evictions
 
     def _follow(self, plan: Plan) -> None:
-        scheduler, step = self.scheduler, self.step
+        scheduler, step, budget = self.scheduler, self.step, self.budget
         plan = planned(scheduler.policy, plan, scheduler.requests, self.seen, step.restarted)
-        while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
+        while step.num_tokens < budget and (item := next(plan, None)) is not None:
             step.plan.append(item)
             request, wanted = item
-            tokens = min(wanted, self.budget - step.num_tokens)
+            tokens = min(wanted, budget - step.num_tokens)
             if request.status is RUNNING:
                 if self._has_room(request, tokens):
                     self._grant(request, tokens)
@@ -73,7 +73,7 @@ class Planner:
                 self._pad(request)
             elif self.admitting and request not in step.preempted and not self._admit(request, tokens):
                 self._make_way(request, tokens)
-        if step.num_tokens >= self.budget:
+        if step.num_tokens >= budget:
             self._note_budget(plan)
 
     def _admissible(self) -> Iterator[Request]:

@@ -39,8 +39,7 @@ class StepRows:
         self.detail = detail
         self._counts = array("q")  # by stretch: first step, number of steps, growth, counts
         self._carried = array("q")  # by stretch of another kind: `CARRIED`
-        self._starts: list[float] = []  # by stretch
-        self._host: list[float] = []
+        self._times: list[float] = []  # by stretch: start, and host time of each step
         self._live_pages: list[int] = []  # by step
         self._elapsed: list[float] = []
         self._ends: list[float] = []
@@ -87,8 +86,7 @@ class StepRows:
 
     def _add(self, stretch: Stretch, host_s: float) -> None:
         start, elapsed, ends, live_pages = stretch
-        self._starts.append(start)
-        self._host.append(host_s)
+        self._times += (start, host_s)
         self._live_pages += live_pages
         self._elapsed += elapsed
         self._ends += ends
@@ -120,9 +118,9 @@ class StepRows:
         columns["live_pages"] = np.array(self._live_pages, np.int64)
         ends, columns["start_s"] = np.array(self._ends, np.float64), np.empty(n)
         columns["start_s"][1:] = ends[:-1]
-        columns["start_s"][first] = self._starts
+        columns["start_s"][first] = self._times[::2]
         columns["elapsed_s"] = np.array(self._elapsed, np.float64)
-        columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
+        columns["host_s"] = np.repeat(np.array(self._times[1::2], np.float64), lengths)
         for name in ("seats_bound", "tokens_bound", "pages_bound"):
             columns[name] = np.repeat(table[name].astype(bool), lengths)
         columns["internal_slots"] = np.zeros_like(nth)
@@ -151,5 +149,5 @@ class StepRows:
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
         self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
         del self._counts[:], self._carried[:]
-        for rows in (self._starts, self._host, self._live_pages, self._elapsed, self._ends):
+        for rows in (self._times, self._live_pages, self._elapsed, self._ends):
             rows.clear()
