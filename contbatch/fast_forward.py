@@ -44,9 +44,8 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
-        most = scheduler.max_model_len
-        self._enough = scheduler.pool.num_pages if most is None else scheduler.pool.pages_for(most)
-        """Pages that are enough for whoever waits, whatever it asks for."""
+        most, pool = scheduler.max_model_len, scheduler.pool
+        self._enough = pool.num_pages if most is None else pool.pages_for(most)  # pages, for whoever waits
         self._cost, self._seconds_of = runner.cost, dict[int, SecondsOf]()
         """By how many decode: seconds of a step by their context, as this cost model says."""
         own_pages = scheduler.pool.layout == "paged" and not scheduler.prefix_cache.enabled
@@ -102,19 +101,20 @@ class FastForward:
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
         scheduler, num_decoding = self.scheduler, len(decoders.carried)
-        if (waiting := scheduler.waiting.requests) and scheduler.free_seats:
-            if not self._is_refused(waiting[0], scheduler.max_num_batched_tokens - num_decoding):
-                return None
+        waiting, room = scheduler.waiting.requests, scheduler.max_num_batched_tokens - num_decoding
+        if waiting and scheduler.free_seats and not self._is_refused(waiting[0], room):
+            return None
         runner, first, context = self.runner, scheduler.num_steps, decoders.context
-        most = min(decoders.next_end - first, MOST_STEPS)
+        seconds, most = self._seconds(num_decoding), min(decoders.next_end - first, MOST_STEPS)
         resize_s = runner.resize_seconds(num_decoding) if hasattr(runner.cost, "resize_s") else 0.0
-        elapsed, ends = find_times(self._seconds(num_decoding), context, num_decoding, now, next_arrival, most, resize_s)
+        elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
         if not (ends and (live_pages := decoders.take_pages(len(ends)))):
             return None
         if (num_steps := len(live_pages)) < len(ends):
             del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        recorder.begin_carried(decoders.joined, first, now)
+        if decoders.joined:
+            recorder.begin_carried(decoders.joined, first, now)
         counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)

@@ -193,6 +193,7 @@ class Recorder:
 
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
+        in_batch = self.release == "batch"
         for request in requests:
             name = request.request_id
             live = self._live.pop(name, None) or Life(NAN, TokenTimes([] if self.detail else None))
@@ -201,9 +202,9 @@ class Recorder:
                 self._note_tokens(request, made, now)
             else:
                 self._note_carried(live)
-            self._requests.add(request, live.admitted_s, made, now if self.release == "batch" else None)
+            self._requests.add(request, live.admitted_s, made, now if in_batch else None)
             if made.each is not None:
-                self._token_s[name] = [now] * made.count if self.release == "batch" else made.each
+                self._token_s[name] = [now] * made.count if in_batch else made.each
                 self._token_ids[name] = request.output_token_ids
                 self._unused.add(live.holds, live.stored, step)
                 self._segments.add(request, live, step, now)

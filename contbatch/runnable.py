@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def require_unused(request: Request, scheduler: "Scheduler") -> None:
     """Raise `InvalidRequestError` if a request was used before, or has an id that is in use."""
-    if not isinstance(request, Request):
-        require(False, "what is added", request, "of type Request")
+    require_type("what is added", request, Request)
     for name in sample_ids(request):
         if name in scheduler.requests:
             raise InvalidRequestError(f"request id {name!r} is already in use by a live request")

@@ -27,8 +27,16 @@ class SegmentRows:
         Not one of an interrupted step.
         """
         if live.kind and live.start_step < end_step:
-            where = live.seat, live.kind, live.start_step, end_step
-            self._values += (request.request_id, *where, live.start_s, end_s, request.status in AWAY)
+            self._values += (
+                request.request_id,
+                live.seat,
+                live.kind,
+                live.start_step,
+                end_step,
+                live.start_s,
+                end_s,
+                request.status in AWAY,
+            )
 
     def frame(self) -> "pd.DataFrame":
         """Make the table of what was added so far."""

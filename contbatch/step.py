@@ -93,7 +93,8 @@ class SchedulerOutput:
         self.plan = [] if plan is None else plan
         self.bound = set() if bound is None else bound
         self.decoders = NO_DECODERS
-        self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
+        self.admitted, self.preempted = [], []
+        self.restarted, self.forked = [], []
         self.moves, self.moved = [], []
         self.num_cached_tokens = self.num_evictions = self.shared_context = 0
         self._shape = None

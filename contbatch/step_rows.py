@@ -46,7 +46,14 @@ class StepRows:
         self._means: list[dict[str, float]] = []
 
     def add(
-        self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], sampled: int, left: int, growth: int = 0
+        self,
+        step: int,
+        stretch: Stretch,
+        host_s: float,
+        counts: tuple[int, ...],
+        sampled: int,
+        left: int,
+        growth: int = 0,
     ) -> None:
         """Add a stretch.
 
@@ -67,9 +74,7 @@ class StepRows:
         self._counts.extend((step, len(stretch.ends), growth, *counts, sampled, left))
         self._add(stretch, host_s)
 
-    def add_carried(
-        self, step: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: int
-    ) -> None:
+    def add_carried(self, step: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: int) -> None:
         """Add a stretch in which all who run are carried, and who waits is kept out by seats or else pages.
 
         Parameters
