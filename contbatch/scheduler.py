@@ -218,9 +218,7 @@ class Scheduler:
         """Move those carried on, and let the finished leave, if the policy lets them."""
         if self.decoders is not None:
             self.decoders.advance(num_steps)
-        if not self.running:
-            return
-        ended = [r for r in self.running if r.finish_reason is not None]
+        ended = [r for r in self.running if r.finish_reason is not None] if self.running else []
         if ended and self.policy.may_leave(tuple(self.running)):
             for request in ended:
                 self.leave(request)

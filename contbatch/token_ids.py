@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from contbatch.checks import is_int, is_key, require, tuple_of
 
@@ -25,8 +24,7 @@ def _is_sequence(token_ids: object) -> bool:
     """Whether slices can be taken of it, and a prefix cache can look for its items; a model looks at these itself."""
     if isinstance(token_ids, (list, tuple)):
         return is_key(tuple(token_ids))
-    kind: type[Any] = type(token_ids)
-    return _is_sliced(kind) and getattr(token_ids, "ndim", 1) == 1
+    return _is_sliced(type(token_ids)) and getattr(token_ids, "ndim", 1) == 1  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
