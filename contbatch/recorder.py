@@ -237,10 +237,12 @@ class Recorder:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
         live = self._live.get(request.request_id)
         if live is None:
-            live = self._live[request.request_id] = Life(now, TokenTimes([] if self.detail else None))
-        elif live.kind == kind and live.seat == request.seat:
+            made = TokenTimes([] if self.detail else None)
+            live = self._live[request.request_id] = Life(now, made, kind, request.seat, step, now)
             return live
-        elif self.detail:
+        if live.kind == kind and live.seat == request.seat:
+            return live
+        if self.detail:
             self._segments.add(request, live, step, now)
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
         return live
