@@ -9,10 +9,10 @@ FINISHED = RequestStatus.FINISHED
 
 def sample_ids(request: Request) -> list[int | str]:
     """Return the ids of all samples of a request: its own, then "id#1", "id#2" and so on."""
-    sampling, name = request.sampling, request.request_id
+    name, sampling = request.request_id, request.sampling
     if sampling.n == 1 and sampling.best_of is None:
         return [name]
-    return [name, *(f"{name}#{i}" for i in range(1, sampling.num_samples))]
+    return [name, *(f"{name}#{i}" for i in range(1, request.sampling.num_samples))]
 
 
 def make_children(parent: Request) -> tuple[Request, ...]:
