@@ -49,6 +49,6 @@ class Arriving:
 
     def pop(self) -> tuple[Request, bool]:
         """Take out the next; return it, and whether it asks for what it did when it was added."""
-        *_, request, sampling, num_prompt_tokens = self._heap[0]
+        _, _, _, request, sampling, num_prompt_tokens = self._heap[0]
         self.remove(request)
         return request, request.sampling is sampling and request.num_prompt_tokens == num_prompt_tokens

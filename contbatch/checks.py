@@ -22,7 +22,8 @@ def require(
 
 def require_type(name: str, value: object, kind: type, error: type[ContbatchError] = InvalidRequestError) -> None:
     """Raise `error` for a value that is no instance of `kind`."""
-    require(isinstance(value, kind), name, value, f"of type {kind.__name__}", error)
+    if not isinstance(value, kind):
+        require(False, name, value, f"of type {kind.__name__}", error)
 
 
 def shown(value: object) -> str:

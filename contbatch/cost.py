@@ -1,7 +1,8 @@
 """Cost models: seconds for a step of the scheduler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from math import inf
 from numbers import Real
 from typing import Any, Protocol
@@ -33,16 +34,24 @@ def is_cost_model(value: object) -> bool:
     return callable(getattr(value, "seconds", None)) and callable(getattr(value, "swap_seconds", None))
 
 
-def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], float]:
-    """Return the seconds of steps that differ from a shape in their `decode_context` only, as a function of it.
+SecondsOf = Callable[[Iterable[int]], Iterable[float]]
+"""Seconds of steps by their `decode_context`."""
+
+
+def seconds_by_context(cost: CostModel, shape: StepShape) -> SecondsOf:
+    """Return the seconds of steps that differ from a shape in their `decode_context` only, as a function of these.
 
     A class may have a method of this name that does it sooner, to the last bit. It is not inherited: a subclass may
     have other `seconds`.
     """
     if "seconds_by_context" in vars(type(cost)):
-        quick: Callable[[int], float] = cost.seconds_by_context(shape)  # type: ignore[attr-defined]
+        quick: SecondsOf = cost.seconds_by_context(shape)  # type: ignore[attr-defined]
         return quick
-    return lambda context: require_number(cost, "seconds", cost.seconds(shape._replace(decode_context=context)))
+
+    def seconds(context: int) -> float:
+        return require_number(cost, "seconds", cost.seconds(shape._replace(decode_context=context)))
+
+    return partial(map, seconds)
 
 
 def require_number(cost: CostModel, name: str, value: Any) -> float:

@@ -8,10 +8,11 @@ So a step costs what arrives and ends in it, not what goes on. Tokens are caught
 somebody has to look at it; until then its pages are counted only (`PagePool.num_promised`).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
 from contbatch.request import Request, RequestStatus
@@ -78,13 +79,6 @@ class Decoders:
         """Step before which the next of them may end."""
         return self._ends[0][0]
 
-    def num_takes(self, num_steps: int) -> list[int]:
-        """Count the pages that they take in each of the next steps, if nobody ends."""
-        size = self.scheduler.pool.page_size
-        place = self.scheduler.num_steps % size
-        in_turn = self._num_takes[place:] + self._num_takes[:place]
-        return in_turn[:num_steps] if num_steps <= size else (in_turn * (num_steps // size + 1))[:num_steps]
-
     # ---- who is carried ------------------------------------------------------------------------------------------
 
     def join(self) -> None:
@@ -106,18 +100,18 @@ class Decoders:
         """Carry a request from now on, if it decodes and is like most."""
         if request.children or request.parent is not None or not _decodes(request):
             return False
-        scheduler, size = self.scheduler, self.scheduler.pool.page_size
-        steps, room = self.num_steps_alike(request), len(request.pages) * size - request.num_computed_tokens
+        scheduler, size, computed = self.scheduler, self.scheduler.pool.page_size, request.num_computed_tokens
+        steps, room = self.num_steps_alike(request), len(request.pages) * size - computed
         if len(self.carried) + 1 >= scheduler.max_num_batched_tokens or size <= room < steps:
             return False
-        now = scheduler.num_steps
-        decoder = _Decoder(request, now, (now + room) % size if room < steps else -1)
-        if decoder.bucket >= 0:
-            self._num_takes[decoder.bucket] += 1
-        self.carried[request] = decoder
+        now, bucket = scheduler.num_steps, -1
+        if room < steps:
+            bucket = (now + room) % size
+            self._num_takes[bucket] += 1
+        decoder = self.carried[request] = _Decoder(request, now, bucket)
         self._num_joined += 1
         heappush(self._ends, (now + steps, self._num_joined, decoder))
-        self.context += request.num_computed_tokens + 1
+        self.context += computed + 1
         self.joined.append(request)
         return True
 
@@ -125,14 +119,14 @@ class Decoders:
         """Release everybody if the next step may have too few pages or tokens, so that it is planned in full."""
         if not self.carried:
             return
-        scheduler = self.scheduler
-        if self._is_due or self._ready_until > scheduler.num_steps:
+        scheduler, pool, now = self.scheduler, self.scheduler.pool, self.scheduler.num_steps
+        if self._is_due or self._ready_until > now:
             self.release()
-        pages, tokens = self._num_takes[scheduler.num_steps % scheduler.pool.page_size], 0
+        pages, tokens = self._num_takes[now % pool.page_size], 0
         for request in scheduler.running:
-            pages += max(0, scheduler.pool.pages_for(request.num_tokens) - len(request.pages))
+            pages += max(0, pool.pages_for(request.num_tokens) - len(request.pages))
             tokens += request.num_uncomputed_tokens
-        if pages > scheduler.pool.num_available:
+        if pages > pool.num_available:
             self.release()
         elif scheduler.policy.decodes != "first":  # then others come before them, and must leave enough of the budget
             room = scheduler.max_num_batched_tokens - len(self.carried) - tokens
@@ -164,20 +158,32 @@ class Decoders:
 
     def begin_step(self) -> DecodeSums:
         """Take the pages that they need in the next step; return what it computes for them."""
-        self.take_pages(1, self._num_takes[self.scheduler.num_steps % self.scheduler.pool.page_size])
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        pool.num_promised += self._num_takes[now % pool.page_size]
+        self._ready_until = now + 1
         return DecodeSums(len(self.carried), self.context)
 
-    def take_pages(self, num_steps: int, num_pages: int) -> None:
-        """Take, that is count, the pages that they need in the next steps: the sum of `num_takes`."""
-        self.scheduler.pool.num_promised += num_pages
-        self._ready_until = self.scheduler.num_steps + num_steps
+    def take_pages(self, num_steps: int) -> list[int]:
+        """Take, that is count, the pages that they need in the next steps, up to the first that does not find all free.
+
+        Nobody ends in these steps but the last. Returns the live pages after each of them.
+        """
+        pool, now = self.scheduler.pool, self.scheduler.num_steps
+        place, before = now % pool.page_size, pool.num_pages - pool.num_available
+        takes = islice(cycle(self._num_takes), place, place + num_steps)
+        live = list(accumulate(takes, initial=before))
+        if live[-1] > pool.num_pages:
+            del live[bisect_right(live, pool.num_pages) :]
+        pool.num_promised += live[-1] - before
+        self._ready_until = now + len(live) - 1
+        return live[1:]
 
     def advance(self, num_steps: int) -> None:
         """Count steps taken, in the last of which somebody may end: they are put back, at the head of the running."""
         self.context += num_steps * len(self.carried)
-        num_ended, now = 0, self.scheduler.num_steps
-        while self._ends and self._ends[0][0] <= now:
-            decoder = heappop(self._ends)[-1]
+        num_ended, now, ends = 0, self.scheduler.num_steps, self._ends
+        while ends and ends[0][0] <= now:
+            decoder = heappop(ends)[-1]
             missing = self._catch_up(decoder)
             if decoder.request.finish_reason is not None:
                 self._leave(decoder, missing, num_ended)
@@ -187,12 +193,13 @@ class Decoders:
 
     def _leave(self, decoder: _Decoder, missing: int, place: int) -> None:
         """Put a finished request back; pages that were only counted it need not take any more."""
-        request, num_pages = decoder.request, len(decoder.request.pages) + missing
+        request, scheduler = decoder.request, self.scheduler
+        num_pages = len(request.pages) + missing
         last_take = self._last_take(request, num_pages) if missing else 0
         self.on_land(request, num_pages, last_take)  # first: it may be interrupted
         del self.carried[request]
-        self.scheduler.running.insert(place, request)
-        self.scheduler.pool.num_promised -= missing
+        scheduler.running.insert(place, request)
+        scheduler.pool.num_promised -= missing
         self.context -= request.num_computed_tokens + 1
         if decoder.bucket >= 0:
             self._num_takes[decoder.bucket] -= 1
@@ -201,11 +208,9 @@ class Decoders:
         """Have a request make the tokens that it has made by now; return how many pages were counted for it."""
         request, now = decoder.request, self.scheduler.num_steps
         if made := now - decoder.since:
-            token = self.next_token(request)
             if made > 1:
-                request.output_token_ids += [token] * (made - 1)
-                token = self.next_token(request)
-            request.take(token)
+                request.output_token_ids += [self.next_token(request)] * (made - 1)
+            request.take(self.next_token(request))
             request.num_computed_tokens += made
             decoder.since = now
         if decoder.bucket < 0:
@@ -220,5 +225,6 @@ class Decoders:
 
 def _decodes(request: Request) -> bool:
     """Whether a request has but its last token to compute."""
-    computed = request.num_computed_tokens
-    return request.status is RUNNING and request.num_prompt_tokens <= computed == request.num_tokens - 1
+    made = len(request.output_token_ids)
+    left = request.num_prompt_tokens + made - request.num_computed_tokens
+    return left == 1 and made > 0 and request.status is RUNNING

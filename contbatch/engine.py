@@ -158,21 +158,21 @@ class Engine:
                 self._record_left()
 
     def _step(self) -> list[Request]:
-        began = perf_counter()
-        step = self.scheduler.schedule(self.now)
-        self.recorder.begin(step, self.scheduler, self.now)
+        began, now, scheduler = perf_counter(), self.now, self.scheduler
+        step = scheduler.schedule(now)
+        self.recorder.begin(step, scheduler, now)
         if self.log is not None:
-            self.log.begin(step, self.scheduler, self.now)
-        result = self.runner.execute(step)
-        if not (result.elapsed_s >= 0 and self.now + result.elapsed_s < inf):
-            what = f"elapsed_s of step {step.step} at {self.now} s"
-            raise RunnerError(f"{what} must be finite seconds ≥ 0, as must its end, got {result.elapsed_s!r}")
-        left = self.scheduler.update(step, result.tokens, result.errors, self.on_token, result.scores)
-        host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - result.elapsed_s
-        self.recorder.end(step, self.now, result.elapsed_s, host_s, left)
+            self.log.begin(step, scheduler, now)
+        elapsed_s = (result := self.runner.execute(step)).elapsed_s
+        if not (elapsed_s >= 0 and now + elapsed_s < inf):
+            limit = f"must be finite seconds ≥ 0, as must its end, got {elapsed_s!r}"
+            raise RunnerError(f"elapsed_s of step {step.step} at {now} s {limit}")
+        left = scheduler.update(step, result.tokens, result.errors, self.on_token, result.scores)
+        host_s = 0.0 if self.runner.is_virtual else perf_counter() - began - elapsed_s
+        self.recorder.end(step, now, elapsed_s, host_s, left)
         if self.log is not None:
             self.log.end(left)
-        self.now += result.elapsed_s + host_s
+        self.now = now + (elapsed_s + host_s)
         return left
 
     def next_start(self) -> float:

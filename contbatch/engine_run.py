@@ -99,7 +99,7 @@ class Run:
         """
         heard = False
         for request in self._coming:
-            _require_request(request)
+            require_type("what is run", request, Request)
             if request.arrival_time < self._heard_s:
                 raise InvalidRequestError(
                     f"{request!r} must not arrive before the one listed before it, which comes at {self._heard_s} s; "
@@ -117,11 +117,11 @@ class Run:
         require(isinstance(requests, Iterable), "what comes of a request", requests, "a list of requests")
         coming = deque(requests)
         while coming:
-            coming.extend(self._add(coming.popleft()))
+            require_type("what is run", request := coming.popleft(), Request)
+            coming.extend(self._add(request))
 
     def _add(self, request: Request, listed: bool = False) -> Iterable[Request]:
         """Add a request; return those that follow it if it can never run."""
-        _require_request(request)
         name = request.request_id
         if name in self.names and request.order < 0:
             raise InvalidRequestError(f"request id {name!r} is that of two requests of one run")
@@ -135,7 +135,3 @@ class Run:
             return self.on_finish(request, max(self._began_s, request.arrival_time)) or ()
         self.names[name] = True
         return ()
-
-
-def _require_request(given: object) -> None:
-    require_type("what is run", given, Request)

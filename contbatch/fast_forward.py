@@ -9,10 +9,9 @@ somebody has arrived, may be admitted, computes more than a token, or needs a pa
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import accumulate, takewhile
 
-from contbatch.cost import seconds_by_context
+from contbatch.cost import SecondsOf, seconds_by_context
 from contbatch.decision_log import DecisionLog
 from contbatch.decoders import Decoders
 from contbatch.policies.answers import reserve_of
@@ -45,13 +44,12 @@ class FastForward:
 
     def __init__(self, scheduler: Scheduler, runner: SimulatedRunner) -> None:
         self.scheduler, self.runner = scheduler, runner
-        self._cost, self._seconds_of = runner.cost, dict[int, Callable[[int], float]]()
+        most, pool = scheduler.max_model_len, scheduler.pool
+        self._enough = pool.num_pages if most is None else pool.pages_for(most)  # pages, for whoever waits
+        self._cost, self._seconds_of = runner.cost, dict[int, SecondsOf]()
         """By how many decode: seconds of a step by their context, as this cost model says."""
-        if (
-            scheduler.policy.decodes != "among"
-            and scheduler.pool.layout == "paged"
-            and not scheduler.prefix_cache.enabled
-        ):
+        own_pages = scheduler.pool.layout == "paged" and not scheduler.prefix_cache.enabled
+        if own_pages and scheduler.policy.decodes != "among":
             scheduler.decoders = Decoders(scheduler, next_token, num_steps_alike)
 
     def run(
@@ -64,11 +62,12 @@ class FastForward:
         tuple or None
             Those who left, all in the last of these steps, and when it ends; None if the next step must be planned.
         """
-        if (decoders := self.scheduler.decoders) is not None and log is None:
+        scheduler = self.scheduler
+        if (decoders := scheduler.decoders) is not None and log is None:
             decoders.on_land = recorder.land
             decoders.join()
             if decoders.carried:  # who is listed besides is not like them, and has its steps planned
-                return None if self.scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
+                return None if scheduler.running else self._run_carried(decoders, now, next_arrival, recorder)
         if (step := self._next_step()) is None:
             return None
         decoding = [grant.request for grant in step.grants if grant.samples]
@@ -84,14 +83,14 @@ class FastForward:
         stretch = Stretch(now, elapsed, ends, live_pages[:num_steps])
         self.runner.num_rows = shape.num_tokens
         taken = self._take(takes, 0)
-        recorder.begin_alike(step, self.scheduler, now)
+        recorder.begin_alike(step, scheduler, now)
         if log is None:
             taken += [page for nth in sorted(takes) if 0 < nth < num_steps for page in self._take(takes, nth)]
             self._advance(decoding, num_steps)
         else:
             taken += self._advance_logged(step, decoding, takes, stretch.starts, log)
-        last = _later(step, num_steps - 1) if self.scheduler.prefix_cache.enabled else step
-        left = self.scheduler.skip(last.grants, num_steps)
+        last = _later(step, num_steps - 1) if scheduler.prefix_cache.enabled else step
+        left = scheduler.skip(last.grants, num_steps)
         recorder.end_alike(step, stretch, taken, left)
         if log is not None:
             log.end(left)
@@ -101,22 +100,22 @@ class FastForward:
         self, decoders: Decoders, now: float, next_arrival: float, recorder: Recorder
     ) -> tuple[list[Request], float] | None:
         """Do the same if all who run are carried: see `run`."""
-        scheduler, runner, num_decoding, context = self.scheduler, self.runner, len(decoders.carried), decoders.context
+        scheduler, num_decoding = self.scheduler, len(decoders.carried)
         waiting, room = scheduler.waiting.requests, scheduler.max_num_batched_tokens - num_decoding
         if waiting and scheduler.free_seats and not self._is_refused(waiting[0], room):
             return None
-        first = scheduler.num_steps
-        most = min(decoders.next_end - first, MOST_STEPS)
-        seconds, resize_s = self._seconds(num_decoding), runner.resize_seconds(num_decoding)
+        runner, first, context = self.runner, scheduler.num_steps, decoders.context
+        seconds, most = self._seconds(num_decoding), min(decoders.next_end - first, MOST_STEPS)
+        resize_s = runner.resize_seconds(num_decoding) if hasattr(runner.cost, "resize_s") else 0.0
         elapsed, ends = find_times(seconds, context, num_decoding, now, next_arrival, most, resize_s)
-        live_pages = self._live_pages(takes := decoders.num_takes(len(ends)))
-        if not (num_steps := len(live_pages)):
+        if not (ends and (live_pages := decoders.take_pages(len(ends)))):
             return None
-        del elapsed[num_steps:], ends[num_steps:]
+        if (num_steps := len(live_pages)) < len(ends):
+            del elapsed[num_steps:], ends[num_steps:]
         runner.num_rows = num_decoding
-        recorder.begin_carried(scheduler, now)
+        if decoders.joined:
+            recorder.begin_carried(decoders.joined, first, now)
         counts = num_decoding, context, len(waiting), bool(waiting) and not scheduler.free_seats
-        decoders.take_pages(num_steps, sum(takes[:num_steps]))
         left = scheduler.skip((), num_steps)
         recorder.end_carried(first, Stretch(now, elapsed, ends, live_pages), counts, left)
         return left, ends[-1]
@@ -164,6 +163,8 @@ class FastForward:
         available = pool.num_available
         if not scheduler.free_seats or not available:
             return True
+        if available >= self._enough:
+            return False
         reserve, num_tokens = reserve_of(scheduler.policy, newcomer), newcomer.num_tokens
         if pool.pages_for(max(reserve, num_tokens)) <= available:
             return False
@@ -183,7 +184,7 @@ class FastForward:
             most = min(most, *(size - request.num_computed_tokens % size for request in decoding))
         return most
 
-    def _seconds(self, num_decoding: int) -> Callable[[int], float]:
+    def _seconds(self, num_decoding: int) -> SecondsOf:
         """Return the seconds of a step in which so many decode and nobody else computes, by their context."""
         if self._cost is not self.runner.cost:
             self._cost, self._seconds_of = self.runner.cost, {}

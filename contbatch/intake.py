@@ -50,7 +50,8 @@ class Intake:
 
     def _take(self, request: Request, samples: bool) -> None:
         name = request.request_id
-        request.scores += self.scores.get(name, ())
+        if self.scores:
+            request.scores += self.scores.get(name, ())
         if name in self.errors:
             self.scheduler.fail(request, "error", self.errors[name])
         elif samples:

@@ -39,14 +39,14 @@ class Planner:
 
     def run(self, now: float) -> None:
         """Fill the step, which starts at `now` (seconds)."""
-        scheduler, step = self.scheduler, self.step
-        object.__setattr__(scheduler.policy, "now", now)  # the ready policies are frozen
+        scheduler, step, policy = self.scheduler, self.step, self.scheduler.policy
+        object.__setattr__(policy, "now", now)  # the ready policies are frozen
         evictions = self.pool.num_evictions
         if (decoders := scheduler.decoders) is not None and decoders.carried:
             step.decoders = decoders.begin_step()
             self.budget -= step.decoders.num_requests
         try:
-            self._follow(scheduler.policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
+            self._follow(policy.plan(self._admissible(), tuple(scheduler.running), self.budget))
         finally:  # whatever a policy raises, those admitted or preempted so far change sides
             if step.admitted:
                 scheduler.waiting.remove(step.admitted)
@@ -58,12 +58,12 @@ class Planner:
         step.num_evictions = self.pool.num_evictions - evictions
 
     def _follow(self, plan: Plan) -> None:
-        scheduler, step = self.scheduler, self.step
+        scheduler, step, budget = self.scheduler, self.step, self.budget
         plan = planned(scheduler.policy, plan, scheduler.requests, self.seen, step.restarted)
-        while step.num_tokens < self.budget and (item := next(plan, None)) is not None:
+        while step.num_tokens < budget and (item := next(plan, None)) is not None:
             step.plan.append(item)
             request, wanted = item
-            tokens = min(wanted, self.budget - step.num_tokens)
+            tokens = min(wanted, budget - step.num_tokens)
             if request.status is RUNNING:
                 if self._has_room(request, tokens):
                     self._grant(request, tokens)
@@ -73,7 +73,7 @@ class Planner:
                 self._pad(request)
             elif self.admitting and request not in step.preempted and not self._admit(request, tokens):
                 self._make_way(request, tokens)
-        if step.num_tokens >= self.budget:
+        if step.num_tokens >= budget:
             self._note_budget(plan)
 
     def _admissible(self) -> Iterator[Request]:
@@ -100,7 +100,7 @@ class Planner:
     def _admit(self, request: Request, tokens: int) -> bool:
         """Give a seat and pages; whoever does not fit ends the admission of this step, so nobody overtakes it."""
         scheduler, pool = self.scheduler, self.pool
-        (computed, shared, cached, partial), need, limits = self._fit(request, tokens)
+        (computed, shared, cached, partial), stop, need, limits = self._fit(request, tokens)
         if limits:
             self.admitting = False
             self.step.bound.update(limits)
@@ -118,21 +118,21 @@ class Planner:
         self.step.admitted.append(request)
         self.step.num_cached_tokens += cached
         scheduler.prefix_cache.count(request, cached)
-        self._grant(request, min(tokens, request.num_tokens - computed))
+        self._grant(request, stop - computed)
         return True
 
-    def _fit(self, request: Request, tokens: int) -> tuple[Start, int, tuple[str, ...]]:
-        """Return from where a newcomer goes on, how many more pages it needs, and the limits that refuse them."""
+    def _fit(self, request: Request, tokens: int) -> tuple[Start, int, int, tuple[str, ...]]:
+        """Return from where a newcomer goes on, to where, how many more pages it needs, and what refuses them."""
         scheduler, pool = self.scheduler, self.pool
         if not scheduler.free_seats or not (available := pool.num_available):
-            return NOWHERE, 0, ("pages" if scheduler.free_seats else "seats",)
+            return NOWHERE, 0, 0, ("pages" if scheduler.free_seats else "seats",)
         start = computed, shared, _, _ = find_start(request, scheduler.prefix_cache)
         stop = min(computed + tokens, request.num_tokens)
         need = pool.pages_for(max(reserve_of(scheduler.policy, request), stop)) - len(shared)
         left = available - need - (pool.count_cached(shared) if shared else 0)
         if left < 0 or (left < len(scheduler.running) and left < self._owed()):
-            return start, need, ("pages",)
-        return start, need, () if pool.layout == "paged" or pool.can_take(need) else ("pages", "fragmentation")
+            return start, stop, need, ("pages",)
+        return start, stop, need, () if pool.layout == "paged" or pool.can_take(need) else ("pages", "fragmentation")
 
     def _owed(self) -> int:
         """Pages that the running still to be served need for a token each."""

@@ -19,7 +19,7 @@ from contbatch.unused_slots import UnusedSlots
 NAN = float("nan")
 KEPT = 65_536
 """Ends of steps, about, before they are noted for everybody."""
-PREEMPTED, SWAPPED, HELD = RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.HELD
+HELD = RequestStatus.HELD
 
 
 class Recorder:
@@ -52,9 +52,14 @@ class Recorder:
 
     def begin(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Note who sits where while a step that starts at `now` runs."""
-        self.begin_carried(scheduler, now)
+        if scheduler.decoders is not None:
+            self.begin_carried(scheduler.decoders.joined, step.step, now)
         for request in step.preempted:
-            self._turn(request, "", step.step, now)
+            if live := self._live.get(request.request_id):
+                if self.detail:
+                    self._segments.add(request, live, step.step, now)
+                self._unused.add(live.holds, live.stored, step.step)
+                live.kind, live.seat, live.holds, live.stored = "", None, [], 0
         prefill = decode = held = 0
         for request, start, num_tokens, samples, padding in step.grants:
             if padding:
@@ -70,7 +75,6 @@ class Recorder:
 
     def begin_alike(self, step: SchedulerOutput, scheduler: Scheduler, now: float) -> None:
         """Do the same for the first of several steps in which everybody decodes, or is padding; see `end_alike`."""
-        self.begin_carried(scheduler, now)
         padded = 0
         for request, _, _, _, padding in step.grants:
             padded += padding
@@ -79,12 +83,10 @@ class Recorder:
                 self._turn(request, kind, step.step, now)
         self._num_live_pages, self._counts = count(step, scheduler, 0, len(step.grants) - padded, padded)
 
-    def begin_carried(self, scheduler: Scheduler, now: float) -> None:
-        """Note who is carried from this step on, rather than listed; see `end_carried`."""
-        if scheduler.decoders is None or not (joined := scheduler.decoders.joined):
-            return
+    def begin_carried(self, joined: list[Request], step: int, now: float) -> None:
+        """Note, and clear, who is carried from this step on, rather than listed; see `end_carried`."""
         for request in joined:
-            self._turn(request, "decode", scheduler.num_steps, now).carried_since = len(self._ends.ends)
+            self._turn(request, "decode", step, now).carried_since = len(self._ends.ends)
         joined.clear()
 
     def land(self, request: Request, num_pages: int, held_since: int) -> None:
@@ -122,17 +124,17 @@ class Recorder:
             self._note_ends(now, [end_s])
         for request, _, _, samples, _ in step.grants:
             if samples:
-                sampled += self._note_tokens(request, end_s)
+                sampled += self._note_tokens(request, self._live[request.request_id].made, end_s)
             if request.status is HELD:
                 self._turn(request, "held", step.step + 1, end_s)
         for child in step.forked:
             if child.parent is not None and child.output_token_ids:  # its prompt was computed by the parent
-                began = self._live[child.parent.request_id].admitted_s
-                self._live[child.request_id] = Life(began, TokenTimes([] if self.detail else None))
-                sampled += self._note_tokens(child, end_s)
-        counts = (*self._counts, sampled, len(left))
+                began, made = self._live[child.parent.request_id].admitted_s, TokenTimes([] if self.detail else None)
+                self._live[child.request_id] = Life(began, made)
+                sampled += self._note_tokens(child, made, end_s)
         self._end_s = end_s
-        self._steps.add(step.step, Stretch(now, [elapsed_s], [end_s], [self._num_live_pages]), host_s, counts)
+        stretch = Stretch(now, [elapsed_s], [end_s], [self._num_live_pages])
+        self._steps.add(step.step, stretch, host_s, self._counts, sampled, len(left))
         if left:
             self.leave(left, step.step + 1, end_s)
 
@@ -166,7 +168,7 @@ class Recorder:
         if self.detail:
             for nth, request, pages in taken:
                 self._live[request.request_id].hold(step.step + nth, pages, 0)
-        self._steps.add(step.step, stretch, 0.0, (*self._counts, decoded, len(left)), decoded)
+        self._steps.add(step.step, stretch, 0.0, self._counts, decoded, len(left), growth=decoded)
         self.leave(left, last, ends[-1])
 
     def end_carried(
@@ -174,12 +176,12 @@ class Recorder:
     ) -> None:
         """Record steps from number `first` on in which all who run are carried, after their update.
 
-        `counts` are `seqs`, `context`, `waiting` and `seats_bound` of `StepRows.add_carried`.
+        `counts` are those of `StepRows.add_carried`.
         """
         ends = stretch.ends
         self._end_s = ends[-1]
         self._note_ends(stretch.start, ends)
-        self._steps.add_carried(first, stretch, *counts, len(left))
+        self._steps.add_carried(first, stretch, counts, len(left))
         if left:
             self.leave(left, first + len(ends), ends[-1])
 
@@ -191,17 +193,21 @@ class Recorder:
 
     def leave(self, requests: list[Request], step: int, now: float) -> None:
         """Record requests that left at `now`, before step number `step`."""
+        in_batch = self.release == "batch"
         for request in requests:
-            live = self._turn(request, "", step, now)
+            name = request.request_id
+            live = self._live.pop(name, None) or Life(NAN, TokenTimes([] if self.detail else None))
+            made = live.made
             if live.carried_since is None:
-                self._note_tokens(request, now)
+                self._note_tokens(request, made, now)
             else:
                 self._note_carried(live)
-            del self._live[request.request_id]
-            self._requests.add(request, live.admitted_s, live.made, now if self.release == "batch" else None)
-            if (times := live.made.each) is not None:
-                self._token_s[request.request_id] = [now] * len(times) if self.release == "batch" else times
-                self._token_ids[request.request_id] = request.output_token_ids
+            self._requests.add(request, live.admitted_s, made, now if in_batch else None)
+            if made.each is not None:
+                self._token_s[name] = [now] * made.count if in_batch else made.each
+                self._token_ids[name] = request.output_token_ids
+                self._unused.add(live.holds, live.stored, step)
+                self._segments.add(request, live, step, now)
 
     def result(self) -> Result:
         """Return what has been recorded so far."""
@@ -220,9 +226,8 @@ class Recorder:
             detail=self.detail,
         )
 
-    def _note_tokens(self, request: Request, now: float) -> int:
+    def _note_tokens(self, request: Request, made: TokenTimes, now: float) -> int:
         """Note `now` for the tokens made since the last call (several if a step was interrupted); return how many."""
-        made = self._live[request.request_id].made
         new = len(request.output_token_ids) - made.count
         if new:
             made.add([now] * new, 0.0)
@@ -230,16 +235,14 @@ class Recorder:
 
     def _turn(self, request: Request, kind: str, step: int, now: float) -> Life:
         """End the segment a request is in, unless it goes on with the same kind of work, and begin the next."""
-        name = request.request_id
-        live = self._live.get(name)
+        live = self._live.get(request.request_id)
         if live is None:
-            live = self._live[name] = Life(now if kind else NAN, TokenTimes([] if self.detail else None))
+            made = TokenTimes([] if self.detail else None)
+            live = self._live[request.request_id] = Life(now, made, kind, request.seat, step, now)
+            return live
         if live.kind == kind and live.seat == request.seat:
             return live
-        if self.detail and live.kind:
-            self._segments.add(name, live, step, now, request.status in (PREEMPTED, SWAPPED))
+        if self.detail:
+            self._segments.add(request, live, step, now)
         live.kind, live.seat, live.start_step, live.start_s = kind, request.seat, step, now
-        if self.detail and not kind:
-            self._unused.add(live.holds, live.stored, step)
-            live.holds, live.stored = [], 0
         return live

@@ -146,9 +146,10 @@ class Request:
             self._refuse("priority", "a finite number")
         if not (self.client_id is None or is_key(self.client_id)):
             self._refuse("client_id", "hashable")
-        for name in ("ttft_target_s", "tpot_target_s"):
-            if not ((target := getattr(self, name)) is None or (is_real(target) and target > 0)):
-                self._refuse(name, "None or finite seconds > 0")
+        if self.ttft_target_s is not None or self.tpot_target_s is not None:
+            for name in ("ttft_target_s", "tpot_target_s"):
+                if not ((target := getattr(self, name)) is None or (is_real(target) and target > 0)):
+                    self._refuse(name, "None or finite seconds > 0")
         if not is_int(self.expected_output_tokens, 1, most):
             self._refuse("expected_output_tokens", f"an integer in [1, {most}] (max_tokens)")
         salt_ok = salt is None or isinstance(salt, str)

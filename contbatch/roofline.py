@@ -1,11 +1,11 @@
 """A cost model from first principles: arithmetic and bytes against what the hardware can do (Williams et al. 2009)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from contbatch.checks import is_int, is_one_of, is_real, replaced, require, require_seconds
+from contbatch.cost import SecondsOf
 from contbatch.errors import CostModelError
 from contbatch.hardware import DTYPE_BYTES, Hardware, hardware
 from contbatch.model import ModelConfig
@@ -138,13 +138,13 @@ class Roofline:
             + max(attention * pairs, kv * prefill_context)
         )
 
-    def seconds_by_context(self, shape: StepShape) -> Callable[[int], float]:
+    def seconds_by_context(self, shape: StepShape) -> SecondsOf:
         """Seconds as a function of `decode_context`: see `cost.seconds_by_context`."""
         if not shape.num_tokens or shape.prefill_context:
-            return lambda context: self.seconds(shape._replace(decode_context=context))
+            return partial(map, lambda context: self.seconds(shape._replace(decode_context=context)))
         *_, attention, kv = self._terms
         before, each = self.seconds(StepShape(*shape[:3], 0, 0, 0)), max(attention, kv)
-        return lambda context: before + context * each
+        return lambda contexts: map(before.__add__, map(each.__mul__, contexts))  # before + context · each, but in C
 
     def swap_seconds(self, num_pages: int, page_size: int) -> float:
         """Seconds to move pages between the devices and the host, each over a link of its own."""

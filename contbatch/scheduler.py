@@ -102,7 +102,7 @@ class Scheduler:
         self._num_added += request.sampling.num_samples
         request.rank = rank_of(self.policy, request)
         request.children = make_children(request)
-        for sample in (request, *request.children):
+        for sample in request.samples:
             self.requests[sample.request_id] = sample
         self.waiting.add(request)
 
@@ -229,8 +229,8 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Take a request out of those that live; its place among the running or waiting is the caller's to clear."""
-        moved = self._open_step.moved if self._open_step is not None else ()
-        if self.prefix_cache.enabled and request.seat is not None and request not in moved:
+        step = self._open_step
+        if self.prefix_cache.enabled and request.seat is not None and not (step and request in step.moved):
             self.prefix_cache.leave(request)
         self.vacate(request)
         if request.host_pages:

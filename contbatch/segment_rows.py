@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contbatch.life import Life
+from contbatch.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     import pandas as pd
 
+AWAY = RequestStatus.PREEMPTED, RequestStatus.SWAPPED
 SEGMENT_COLUMNS = ["request_id", "seat", "kind", "start_step", "end_step", "start_s", "end_s", "preempted"]
 
 
@@ -19,10 +21,22 @@ class SegmentRows:
         self._values: list[object] = []
         """Row after row: a container for each would be looked through for garbage."""
 
-    def add(self, name: int | str, live: Life, end_step: int, end_s: float, preempted: bool) -> None:
-        """Add the segment that a request is in, up to a step that begins at `end_s`; not one of an interrupted step."""
-        if live.start_step < end_step:
-            self._values += (name, live.seat, live.kind, live.start_step, end_step, live.start_s, end_s, preempted)
+    def add(self, request: Request, live: Life, end_step: int, end_s: float) -> None:
+        """Add the segment that a request is in, if any, up to a step that begins at `end_s`.
+
+        Not one of an interrupted step.
+        """
+        if live.kind and live.start_step < end_step:
+            self._values += (
+                request.request_id,
+                live.seat,
+                live.kind,
+                live.start_step,
+                end_step,
+                live.start_s,
+                end_s,
+                request.status in AWAY,
+            )
 
     def frame(self) -> "pd.DataFrame":
         """Make the table of what was added so far."""

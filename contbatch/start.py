@@ -28,6 +28,8 @@ def find_start(request: Request, cache: PrefixCache) -> Start:
     partial : int or None
         A page of another request that is not full of common tokens: to be copied, since both go on writing in it.
     """
+    if not (cache.enabled or request.num_forked_tokens or request.status is SWAPPED):
+        return NOWHERE
     shared, size = cache.find(request), cache.pool.page_size
     cached = len(shared) * size
     if request.status is SWAPPED:

@@ -93,7 +93,8 @@ class SchedulerOutput:
         self.plan = [] if plan is None else plan
         self.bound = set() if bound is None else bound
         self.decoders = NO_DECODERS
-        self.admitted, self.preempted, self.restarted, self.forked = [], [], [], []
+        self.admitted, self.preempted = [], []
+        self.restarted, self.forked = [], []
         self.moves, self.moved = [], []
         self.num_cached_tokens = self.num_evictions = self.shared_context = 0
         self._shape = None
@@ -112,7 +113,7 @@ class SchedulerOutput:
     def require_results(self, tokens: Collection[int | str], errors: Collection[int | str]) -> None:
         """Raise `SchedulerError` unless every live request that samples has a token or an error."""
         sampling = [request for request, _, _, samples, _ in self.grants if samples]
-        for request in [*sampling, *self.forked]:
+        for request in sampling + self.forked:
             name = request.request_id
             if name not in tokens and name not in errors and request.status is not RequestStatus.FINISHED:
                 raise SchedulerError(f"step {self.step} brought no token and no error for request {name!r}")

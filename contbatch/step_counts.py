@@ -27,18 +27,28 @@ def count(
     for request in running:
         held += request.status is HELD
         computed += request.num_computed_tokens
-    pool, bound, (tokens, seqs, _, *contexts) = scheduler.pool, step.bound, step.shape
-    free, cached_pages = pool.num_free, pool.num_cached
-    live_pages = pool.num_pages - free - cached_pages
-    # Shared pages are full.
-    kv_tokens = computed + prefill + decode + carried - pool.page_size * pool.num_shared
+    pool, bound, shape = scheduler.pool, step.bound, step.shape
     counts = (
-        *(len(running) + carried, held, len(scheduler.waiting.requests), seqs),
-        *(tokens, prefill, decode + carried, padded, len(step.admitted), len(step.preempted)),
-        *(step.num_cached_tokens, kv_tokens, cached_pages, step.num_evictions),
-        *((len(step.pages_moved(kind)) for kind in MOVES) if step.moves else (0, 0, 0)),
-        *(len(step.restarted), "seats" in bound, "tokens" in bound, "pages" in bound),
-        pool.page_size * free if "fragmentation" in bound else 0,
-        *contexts,
+        len(running) + carried,
+        held,
+        len(scheduler.waiting.requests),
+        shape.num_seqs,
+        shape.num_tokens,
+        prefill,
+        decode + carried,
+        padded,
+        len(step.admitted),
+        len(step.preempted),
+        step.num_cached_tokens,
+        computed + prefill + decode + carried - pool.page_size * pool.num_shared,  # shared pages are full
+        pool.num_cached,
+        step.num_evictions,
+        *([len(step.pages_moved(kind)) for kind in MOVES] if step.moves else (0, 0, 0)),
+        len(step.restarted),
+        "seats" in bound,
+        "tokens" in bound,
+        "pages" in bound,
+        pool.page_size * pool.num_free if "fragmentation" in bound else 0,
+        *shape[3:],
     )
-    return live_pages, counts
+    return pool.num_pages - pool.num_available, counts

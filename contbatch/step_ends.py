@@ -9,26 +9,24 @@ class StepEnds:
 
     def __init__(self) -> None:
         self.ends: list[float] = []
-        self._peaks: list[tuple[int, float]] = []
-        """Place and longest gap of those of the blocks added that no later one exceeds."""
+        self._places: list[int] = []
+        self._longest: list[float] = []
+        """By block: where it begins, and its longest gap."""
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def add(self, start: float, ends: list[float]) -> None:
         """Add a block of steps, the first of which began at `start`, when the last one added ended."""
-        longest = max(map(sub, ends, [start, *ends]))
-        while self._peaks and self._peaks[-1][1] <= longest:
-            self._peaks.pop()
-        self._peaks.append((len(self.ends), longest))
+        self._places.append(len(self.ends))
+        self._longest.append(max(map(sub, ends, [start, *ends])))
         self.ends += ends
 
     def since(self, first: int) -> tuple[list[float], float]:
         """Return the ends from place `first` on, where a block must begin, and the longest gap before one of them."""
-        place = bisect_left(self._peaks, (first,))
-        return self.ends[first:], self._peaks[place][1]
+        return self.ends[first:], max(self._longest[bisect_left(self._places, first) :])
 
     def clear(self) -> None:
         """Forget all that was added."""
-        self.ends.clear()
-        self._peaks.clear()
+        for values in (self.ends, self._places, self._longest):
+            values.clear()

@@ -39,14 +39,22 @@ class StepRows:
         self.detail = detail
         self._counts = array("q")  # by stretch: first step, number of steps, growth, counts
         self._carried = array("q")  # by stretch of another kind: `CARRIED`
-        self._starts: list[float] = []  # by stretch
-        self._host: list[float] = []
+        self._times: list[float] = []  # by stretch: start, and host time of each step
         self._live_pages: list[int] = []  # by step
         self._elapsed: list[float] = []
         self._ends: list[float] = []
         self._means: list[dict[str, float]] = []
 
-    def add(self, step: int, stretch: Stretch, host_s: float, counts: tuple[int, ...], growth: int = 0) -> None:
+    def add(
+        self,
+        step: int,
+        stretch: Stretch,
+        host_s: float,
+        counts: tuple[int, ...],
+        sampled: int,
+        left: int,
+        growth: int = 0,
+    ) -> None:
         """Add a stretch.
 
         Parameters
@@ -57,16 +65,16 @@ class StepRows:
         host_s : float
             Seconds of each of its steps.
         counts : tuple of int
-            The others of `COUNTS`, of the first step; `left` of the last.
+            The others of `COUNTS`, of the first step.
+        sampled, left : int
+            Tokens in each step, and who left in the last.
         growth : int
             By how much `kv_tokens` and `decode_context` are larger in each step than in the one before.
         """
-        self._counts.extend((step, len(stretch.ends), growth, *counts))
+        self._counts.extend((step, len(stretch.ends), growth, *counts, sampled, left))
         self._add(stretch, host_s)
 
-    def add_carried(
-        self, step: int, stretch: Stretch, seqs: int, context: int, waiting: int, seats_bound: bool, left: int
-    ) -> None:
+    def add_carried(self, step: int, stretch: Stretch, counts: tuple[int, int, int, bool], left: int) -> None:
         """Add a stretch in which all who run are carried, and who waits is kept out by seats or else pages.
 
         Parameters
@@ -74,20 +82,16 @@ class StepRows:
         step : int
             Number of the first.
         stretch : Stretch
-        seqs : int
-            Who runs.
-        context : int
-            Positions that they read in the first.
-        waiting, left : int
-        seats_bound : bool
+        counts : tuple of int
+            How many run, the positions that they read in the first, how many wait, and whether for a seat.
+        left : int
         """
-        self._carried.extend((step, len(stretch.ends), seqs, context, waiting, seats_bound, left))
+        self._carried.extend((step, len(stretch.ends), *counts, left))
         self._add(stretch, 0.0)
 
     def _add(self, stretch: Stretch, host_s: float) -> None:
         start, elapsed, ends, live_pages = stretch
-        self._starts.append(start)
-        self._host.append(host_s)
+        self._times += (start, host_s)
         self._live_pages += live_pages
         self._elapsed += elapsed
         self._ends += ends
@@ -119,9 +123,9 @@ class StepRows:
         columns["live_pages"] = np.array(self._live_pages, np.int64)
         ends, columns["start_s"] = np.array(self._ends, np.float64), np.empty(n)
         columns["start_s"][1:] = ends[:-1]
-        columns["start_s"][first] = self._starts
+        columns["start_s"][first] = self._times[::2]
         columns["elapsed_s"] = np.array(self._elapsed, np.float64)
-        columns["host_s"] = np.repeat(np.array(self._host, np.float64), lengths)
+        columns["host_s"] = np.repeat(np.array(self._times[1::2], np.float64), lengths)
         for name in ("seats_bound", "tokens_bound", "pages_bound"):
             columns[name] = np.repeat(table[name].astype(bool), lengths)
         columns["internal_slots"] = np.zeros_like(nth)
@@ -150,5 +154,5 @@ class StepRows:
         first, start_s = int(columns["step"][0]), float(columns["start_s"][0])
         self._means.append(row | {"step": first, "start_s": start_s, "num_steps": len(self._ends)})
         del self._counts[:], self._carried[:]
-        for rows in (self._starts, self._host, self._live_pages, self._elapsed, self._ends):
+        for rows in (self._times, self._live_pages, self._elapsed, self._ends):
             rows.clear()

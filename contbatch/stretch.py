@@ -1,10 +1,11 @@
 """Consecutive steps in which the same requests decode."""
 
 from bisect import bisect_left
-from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import inf
 from typing import NamedTuple
+
+from contbatch.cost import SecondsOf
 
 
 class Stretch(NamedTuple):
@@ -23,14 +24,14 @@ class Stretch(NamedTuple):
 
 
 def find_times(
-    seconds: Callable[[int], float], context: int, growth: int, now: float, until: float, most: int, resize_s: float
+    seconds: SecondsOf, context: int, growth: int, now: float, until: float, most: int, resize_s: float
 ) -> tuple[list[float], list[float]]:
     """Return how long steps from `now` on take that begin before `until`, and when they end; the first ones at least.
 
     Parameters
     ----------
     seconds : callable
-        Seconds of a step by its `decode_context`.
+        Seconds of steps by their `decode_context`.
     context, growth : int
         That of the first step, and by how much it is larger in each step than in the one before; growth ≥ 1.
     now, until : float
@@ -42,13 +43,13 @@ def find_times(
     """
     if now >= until or not most:
         return [], []
-    if (first_s := seconds(context)) > 0:  # the next ones mostly take a little longer
+    times = iter(seconds(range(context, context + most * growth, growth)))
+    if (first_s := next(times)) > 0:  # the next ones mostly take a little longer
         most = int(min(most, (until - now) / first_s + 1))
-    elapsed = list(map(seconds, range(context, context + most * growth, growth)))
-    elapsed[0] += resize_s
+    elapsed = [first_s + resize_s, *islice(times, most - 1)]
     ends = list(accumulate(elapsed, initial=now))
     if not (min(elapsed) >= 0 and ends[-1] < inf):  # an impossible time is the engine's to refuse
-        times = enumerate(zip(elapsed, ends[1:], strict=True))
-        most = next((nth for nth, (step_s, end) in times if not (step_s >= 0 and end < inf)), most)
+        steps = enumerate(zip(elapsed, ends[1:], strict=True))
+        most = next((nth for nth, (step_s, end) in steps if not (step_s >= 0 and end < inf)), most)
     num = bisect_left(ends, until, 1, most) if most else 0
     return elapsed[:num], ends[1 : num + 1]

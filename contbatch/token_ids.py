@@ -1,6 +1,7 @@
 """Token ids of a request from outside: its prompt, and those that end its answer. Standard library only."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from contbatch.checks import is_int, is_key, require, tuple_of
 
@@ -23,8 +24,13 @@ def _is_sequence(token_ids: object) -> bool:
     """Whether slices can be taken of it, and a prefix cache can look for its items; a model looks at these itself."""
     if isinstance(token_ids, (list, tuple)):
         return is_key(tuple(token_ids))
-    sliced = hasattr(token_ids, "__len__") and hasattr(token_ids, "__getitem__")
-    return sliced and not isinstance(token_ids, (str, bytes, Mapping)) and getattr(token_ids, "ndim", 1) == 1
+    return _is_sliced(type(token_ids)) and getattr(token_ids, "ndim", 1) == 1  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _is_sliced(kind: type) -> bool:
+    sliced = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+    return sliced and not issubclass(kind, (str, bytes, Mapping))
 
 
 def end_tokens(request_id: int | str, token_ids: Sequence[int]) -> tuple[int, ...]:

@@ -128,9 +128,9 @@ class PromptTokens(Sequence[int]):
     __slots__ = ("_length", "_tokens", "parts", "vocab_size")
 
     def __init__(self, parts: Iterable[Segment | Sequence[int]], vocab_size: int) -> None:
-        self.parts = tuple(parts)
-        self.vocab_size = vocab_size
-        self._length = sum([part[1] if type(part) is Segment else len(part) for part in self.parts])
+        self.parts, self.vocab_size, self._length = tuple(parts), vocab_size, 0
+        for part in self.parts:
+            self._length += part[1] if type(part) is Segment else len(part)
         self._tokens: array[int] | None = None
 
     def __len__(self) -> int:

@@ -176,8 +176,7 @@ def test_seconds_by_context_have_the_same_bits(shape, contexts):
     split = Roofline("H100", "opt-13b", tensor_parallel=2)
     for cost in (Roofline("L4", "llama-2-13b"), split, linear, Mine("L4", "opt-13b")):
         seconds = seconds_by_context(cost, shape)
-        for context in contexts:
-            assert seconds(context) == cost.seconds(shape._replace(decode_context=context))
+        assert list(seconds(contexts)) == [cost.seconds(shape._replace(decode_context=each)) for each in contexts]
 
 
 def test_an_empty_step_takes_no_time():

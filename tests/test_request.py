@@ -93,6 +93,7 @@ def test_replace_checks_names_and_values():
         {"prompt_token_ids": "a prompt"},
         {"prompt_token_ids": b"a prompt"},
         {"prompt_token_ids": 5},
+        {"prompt_token_ids": list},
         {"prompt_token_ids": iter([1, 2])},
         {"num_prompt_tokens": 0},
         {"num_prompt_tokens": 2.0},

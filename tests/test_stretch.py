@@ -1,5 +1,6 @@
 """Times of a stretch, worked out at once, beside steps taken one after the other."""
 
+from functools import partial
 from itertools import pairwise
 from math import inf, nan
 
@@ -33,7 +34,7 @@ UNTIL = st.one_of(st.floats(0, 30), st.just(inf))
 def test_the_same_steps_to_the_last_bit_or_the_first_of_them(steps, now, until, growth, resize_s):
     resize_s = abs(resize_s) if 0 <= resize_s < inf else 0.5
     by_context = {7 + growth * nth: seconds for nth, seconds in enumerate(steps)}
-    elapsed, ends = find_times(by_context.__getitem__, 7, growth, now, until, len(steps), resize_s)
+    elapsed, ends = find_times(partial(map, by_context.__getitem__), 7, growth, now, until, len(steps), resize_s)
     expected, clock = one_by_one(steps, now, until, resize_s)
     assert elapsed == expected[: len(elapsed)]
     assert ends == clock[: len(ends)]

@@ -53,25 +53,28 @@ def planned(
 
     Those `restarted` in this step have more to compute all of a sudden, and may be named again for it: passed over.
     """
-    name = f"{type(policy).__name__}.plan"
     if not hasattr(plan, "__iter__"):
-        raise PolicyError(f"{name} must yield (request, number of tokens), but returned {plan!r}")
+        raise PolicyError(f"{_name(policy)} must yield (request, number of tokens), but returned {plan!r}")
     for item in plan:
         try:
             request, wanted = item
             known = requests.get(request.request_id) is request and request.status is not FORKING
         except (TypeError, ValueError, AttributeError):
-            raise PolicyError(f"{name} must yield (request, number of tokens), got {item!r}") from None
+            raise PolicyError(f"{_name(policy)} must yield (request, number of tokens), got {item!r}") from None
         if not known:
-            raise PolicyError(f"{name} yielded {request!r}, which is not a live request of this scheduler")
+            raise PolicyError(f"{_name(policy)} yielded {request!r}, which is not a live request of this scheduler")
         if restarted and request in restarted:
             continue
         if request.request_id in seen:
-            raise PolicyError(f"{name} yielded request {request.request_id!r} twice in one step")
+            raise PolicyError(f"{_name(policy)} yielded request {request.request_id!r} twice in one step")
         limit = request.num_uncomputed_tokens
         if not isinstance(wanted, int) or not 1 <= wanted <= limit:
             raise PolicyError(
-                f"{name} wants {wanted!r} tokens for request {request.request_id!r}, possible are 1 to {limit}"
+                f"{_name(policy)} wants {wanted!r} tokens for request {request.request_id!r}, possible are 1 to {limit}"
             )
         seen.add(request.request_id)
         yield request, wanted
+
+
+def _name(policy: Policy) -> str:
+    return f"{type(policy).__name__}.plan"

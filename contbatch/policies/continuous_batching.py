@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from contbatch.policies.policy import Plan, decodes, everything, prefills
 from contbatch.policies.preemptive import Preemptive
@@ -22,6 +23,4 @@ class ContinuousBatching(Preemptive):
     decodes = "aside"
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
-        yield from prefills(running)
-        yield from everything(waiting)
-        yield from decodes(running)
+        return chain(prefills(running), everything(waiting), decodes(running))
