@@ -336,7 +336,7 @@ def test_a_log_of_one_run_is_not_that_of_another(changes):
     log = cb.DecisionLog()
     first = cb.run(EXPERIMENT, log=log)
     rows = list(log.rows)
-    with pytest.raises(SchedulerError, match=rf"holds {len(rows)} steps of 10 requests of another run.*new DecisionLog"):
+    with pytest.raises(SchedulerError, match=f"holds {len(rows)} steps of 10 requests of another run"):
         cb.run(EXPERIMENT.replace(**changes), log=log)
     assert first.decisions is log
     assert (log.rows, len(log.requests)) == (rows, 10)
