@@ -6,7 +6,7 @@ from math import inf
 from numbers import Real
 from typing import Any, Protocol
 
-from contbatch.checks import is_int, require, require_seconds, shown
+from contbatch.checks import is_int, require, require_seconds, shown, take_python_numbers
 from contbatch.errors import CostModelError
 from contbatch.step_shape import StepShape
 
@@ -104,6 +104,7 @@ class Linear:
     swapped_token_s: float = 0.0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         for name, least in (("few_rows", 0), ("min_rows", 1)):
             rows = getattr(self, name)
             require(is_int(rows, least), name, rows, f"an integer ≥ {least}", CostModelError)

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from contbatch.checks import is_int, is_one_of, require, require_positive, require_type
+from contbatch.checks import (
+    is_int,
+    is_one_of,
+    python_number,
+    require,
+    require_positive,
+    require_type,
+    take_python_numbers,
+)
 from contbatch.errors import CostModelError
 
 _require = partial(require, error=CostModelError)
@@ -43,8 +51,10 @@ class Hardware:
     source: str
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_type("name", self.name, str, CostModelError)
         require_type("peak_flops", self.peak_flops, Mapping, CostModelError)
+        object.__setattr__(self, "peak_flops", {dtype: python_number(n) for dtype, n in self.peak_flops.items()})
         for dtype, flops in self.peak_flops.items():
             _require(is_one_of(dtype, DTYPE_BYTES), "a type of peak_flops", dtype, f"one of {', '.join(DTYPE_BYTES)}")
             require_positive(CostModelError, **{f"peak_flops of {dtype}": flops})

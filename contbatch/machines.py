@@ -6,7 +6,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError
 from contbatch.fast_forward import FastForward
@@ -24,10 +24,12 @@ OnFinish = Callable[[int, Request, float], None]
 MAX_MACHINES = 100_000
 
 
-def require_machines(**counts: object) -> None:
-    """Raise `InvalidRequestError` for the first number of machines that is out of its limits."""
-    for name, number in counts.items():
+def require_machines(**counts: Any) -> tuple[int, ...]:
+    """Return numbers of machines as Python integers; `InvalidRequestError` for the first that is out of its limits."""
+    numbers = tuple(map(python_number, counts.values()))
+    for name, number in zip(counts, numbers, strict=True):
         require(is_int(number, 1, MAX_MACHINES), name, number, f"an integer in [1, {MAX_MACHINES}]")
+    return numbers
 
 
 class _UpTo(FastForward):

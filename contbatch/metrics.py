@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from contbatch.checks import is_limit, require
+from contbatch.checks import is_limit, python_number, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
 
@@ -153,7 +153,7 @@ class Result:
         A TTFT or TPOT that is not given is the request's own target, if it has one; an undefined TPOT breaks no limit.
         """
         for name, limit in (("ttft_s", ttft_s), ("tpot_s", tpot_s), ("e2e_s", e2e_s)):
-            require(limit is None or is_limit(limit), name, limit, "None or seconds ≥ 0")
+            require(limit is None or is_limit(python_number(limit)), name, limit, "None or seconds ≥ 0")
         rows = self.requests
         first = rows.ttft_target_s if ttft_s is None else ttft_s
         each = rows.tpot_target_s if tpot_s is None else tpot_s

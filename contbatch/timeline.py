@@ -26,7 +26,7 @@ def over_time(result: Result, every_s: float) -> pd.DataFrame:
         `every_s` is no finite number > 0.
     """
     require_type("result", result, Result)
-    require_positive(InvalidRequestError, every_s=every_s)
+    [every_s] = require_positive(InvalidRequestError, every_s=every_s)
     result.require_detail("over_time()")
     steps, requests, seconds = result.steps, result.requests, result.duration_s
     names = [*STATES, "busy", "page_use", "arrivals_per_s", "finished_per_s", "output_tokens_per_s"]

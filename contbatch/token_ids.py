@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from contbatch.checks import is_int, is_key, require, tuple_of
+from contbatch.checks import is_int, is_key, python_number, require, tuple_of
 
 
 def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
@@ -15,7 +15,8 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
             require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
         length = len(token_ids)
     if not is_int(length, 1):
-        require(False, f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
+        length = python_number(length)
+        require(is_int(length, 1), f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
     return length or 0
 
 
@@ -32,6 +33,6 @@ def end_tokens(request_id: int | str, token_ids: Sequence[int]) -> tuple[int, ..
     if isinstance(token_ids, tuple) and not token_ids:
         return ()
     name, limit = f"eos_token_ids of request {request_id!r}", "a sequence of integers ≥ 0"
-    given = tuple_of(token_ids, name, limit)
+    given = tuple(map(python_number, tuple_of(token_ids, name, limit)))
     require(all(is_int(token, 0) for token in given), name, token_ids, limit)
     return given
