@@ -28,9 +28,11 @@ class CostModel(Protocol):
         ...
 
 
-def is_cost_model(value: object) -> bool:
-    """Whether a value has the methods of a `CostModel`."""
-    return callable(getattr(value, "seconds", None)) and callable(getattr(value, "swap_seconds", None))
+def require_cost_model(value: object) -> None:
+    """Raise `CostModelError`, which names it, if a method of a `CostModel` is missing."""
+    for name in ("seconds", "swap_seconds"):
+        has_it = callable(getattr(value, name, None))
+        require(has_it, "cost", value, f"None or a CostModel, with a method {name}", CostModelError)
 
 
 def seconds_by_context(cost: CostModel, shape: StepShape) -> Callable[[int], float]:

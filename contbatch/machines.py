@@ -22,6 +22,11 @@ OnFinish = Callable[[int, Request, float], None]
 
 
 MAX_MACHINES = 100_000
+LIMITS = (
+    *("num_pages", "page_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("prefix_cache", "num_host_pages", "layout", "detail"),
+)
+"""What may be said of replicas besides policy and backend: see `simulate`."""
 
 
 def require_machines(**counts: Any) -> tuple[int, ...]:
@@ -59,6 +64,8 @@ class Machines:
     """
 
     def __init__(self, num_machines: int, on_finish: OnFinish, *, isolated: bool, **limits: Any) -> None:
+        for name in limits.keys() - {"policy", "backend"}:
+            require(name in LIMITS, "a limit of replicas", name, f"one of {', '.join(LIMITS)}")
         self.engines = [simulated_engine(skip_with=_UpTo, single_samples=True, **limits) for _ in range(num_machines)]
         self.on_finish, self.isolated = on_finish, isolated
 

@@ -6,6 +6,7 @@ answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (O
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from contbatch.provenance import Provenance
 
 NAN = float("nan")
+PROMISES = ("ttft_s", "tpot_s", "e2e_s")
+"""Limits of `Result.meets`."""
 
 
 def _spread(values: "pd.Series", name: str) -> dict[str, float]:
@@ -33,6 +36,12 @@ def _spread(values: "pd.Series", name: str) -> dict[str, float]:
         known = np.array([NAN])
     percentiles = {f"{name}_p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)}
     return {f"{name}_mean": float(known.mean()), **percentiles}
+
+
+def require_promises(limits: Iterable[str]) -> None:
+    """Raise `InvalidRequestError` for the first name that is no limit of `Result.meets`."""
+    for name in limits:
+        require(name in PROMISES, "a limit of latency", name, f"one of {', '.join(PROMISES)}")
 
 
 @dataclass(frozen=True)
@@ -162,10 +171,12 @@ class Result:
 
     def attainment(self, **limits: float) -> float:
         """Return the share of all requests, failed ones included, that meet every limit: see `meets`."""
+        require_promises(limits)
         return float(self.meets(**limits).mean())
 
     def goodput(self, **limits: float) -> float:
         """Return requests per second that meet every limit: see `meets`."""
+        require_promises(limits)
         return self._per_s(int(self.meets(**limits).sum()))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> Path:

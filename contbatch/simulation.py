@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from contbatch.checks import is_int, is_real, replaced, require, require_counts, require_type, take_python_numbers
-from contbatch.cost import CostModel, is_cost_model
+from contbatch.cost import CostModel, require_cost_model
 from contbatch.counted_pages import CountedPool
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
@@ -63,7 +63,8 @@ class Simulated:
         _require(is_real(share) and 0 < share <= 1, "memory_utilization", share, "in (0, 1]")
         _require(self.kv_tokens is None or is_int(self.kv_tokens, 1), "kv_tokens", self.kv_tokens, "None or ≥ 1")
         model_shape(self.model)
-        _require(self.cost is None or is_cost_model(self.cost), "cost", self.cost, "None or a CostModel")
+        if self.cost is not None:
+            require_cost_model(self.cost)
         if self.kv_tokens is None:
             self.roofline.kv_capacity(share)  # raises if the weights do not fit
         elif self.cost is None:

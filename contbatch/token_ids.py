@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from contbatch.checks import is_int, is_key, python_number, require, tuple_of
+from contbatch.checks import is_int, python_number, require, tuple_of
 
 
 def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
@@ -12,7 +12,9 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
         require(False, f"request {request_id!r}", (token_ids, length), given)
     if token_ids is not None:
         if not _is_sequence(token_ids):
-            require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+            require(
+                False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids, integers ≥ 0"
+            )
         length = len(token_ids)
     if not is_int(length, 1):
         length = python_number(length)
@@ -21,9 +23,11 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
 
 
 def _is_sequence(token_ids: object) -> bool:
-    """Whether slices can be taken of it, and a prefix cache can look for its items; a model looks at these itself."""
+    """Whether slices can be taken of it and a list holds token ids; what else it is, a model looks at itself."""
     if isinstance(token_ids, (list, tuple)):
-        return is_key(tuple(token_ids))
+        if {*map(type, token_ids)} == {int}:
+            return bool(min(token_ids) >= 0)
+        return all(is_int(python_number(token), 0) for token in token_ids)
     sliced = hasattr(token_ids, "__len__") and hasattr(token_ids, "__getitem__")
     return sliced and not isinstance(token_ids, (str, bytes, Mapping)) and getattr(token_ids, "ndim", 1) == 1
 
