@@ -134,6 +134,16 @@ def test_a_sweep_over_numpy_numbers_is_one_over_python_numbers():
         WORKLOAD.replace(rate=np.float32("nan"))
 
 
+class Slow(cb.ChunkedPrefill):
+    def __init__(self, share):
+        object.__setattr__(self, "share", share)
+
+
+def test_a_policy_of_ones_own_with_numpy_numbers_is_described_as_with_python_numbers():
+    one, other = (cb.Experiment(workload=WORKLOAD, policy=Slow(share)) for share in (np.int64(2), 2))
+    assert (one.hash, one.to_json()) == (other.hash, other.to_json())
+
+
 def test_a_request_of_numpy_numbers():
     to = np.int16
     given = {"arrival_time": to(2), "priority": to(3), "ttft_target_s": np.float32(0.5), "tpot_target_s": to(1)}
