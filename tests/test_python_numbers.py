@@ -4,8 +4,13 @@ import json
 from dataclasses import fields, replace
 from fractions import Fraction
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
 from fake_runner import engine_of
 
 import contbatch as cb
@@ -213,6 +218,21 @@ def test_questions_about_results():
     ):
         assert ask(np.int8)
         assert ask(np.float32)
+
+
+def test_draws_and_pictures():
+    for draw in (AT_4.times, lengths.Uniform(2, 9).draw):
+        assert draw(np.int64(5), np.int64(2), "x").tolist() == draw(5, 2, "x").tolist()
+    log = cb.DecisionLog()
+    cb.simulate(WORKLOAD, log=log)
+    player = cb.replay(log)
+    player.step = np.int64(1)
+    with pytest.raises(ContbatchError, match="step must be in"):
+        player.step = np.int64(-1)
+    result = engine_of().run(WORKLOAD.requests())
+    drawn = [cb.plots.fairness(result, input_weight=weight) for weight in (2, np.int8(2))]
+    assert drawn[0].lines[0].get_ydata().tolist() == drawn[1].lines[0].get_ydata().tolist()
+    plt.close("all")
 
 
 def test_parts_of_a_trace():
