@@ -6,7 +6,16 @@ from functools import partial
 
 import numpy as np
 
-from contbatch.checks import is_int, is_real, require, require_positive, require_seconds, tuple_of
+from contbatch.checks import (
+    is_int,
+    is_real,
+    python_number,
+    require,
+    require_positive,
+    require_seconds,
+    take_python_numbers,
+    tuple_of,
+)
 from contbatch.errors import WorkloadError
 from contbatch.portable import Floats, exp, exponentials, gammas, log
 
@@ -30,6 +39,7 @@ class PoissonArrivals(Arrivals):
     rate: float
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(WorkloadError, rate=self.rate)
 
     def times(self, n: int, *key: int | str) -> Floats:
@@ -45,6 +55,7 @@ class GammaArrivals(Arrivals):
     cv: float
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(WorkloadError, rate=self.rate, cv=self.cv)
         _require(0.05 <= self.cv <= 20, "cv", self.cv, "in [0.05, 20]")
 
@@ -65,6 +76,7 @@ class WeibullArrivals(Arrivals):
     shape: float
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(WorkloadError, scale_s=self.scale_s, shape=self.shape)
         _require(self.shape >= 0.1, "shape", self.shape, "at least 0.1")
 
@@ -81,6 +93,7 @@ class BurstArrivals(Arrivals):
     every_s: float
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(is_int(self.size, 1, MAX_SIZE), "size", self.size, f"an integer in [1, {MAX_SIZE}]")
         require_positive(WorkloadError, every_s=self.every_s)
 
@@ -96,6 +109,7 @@ class AllAtOnce(Arrivals):
     at_s: float = 0.0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_seconds(WorkloadError, at_s=self.at_s)
 
     def times(self, n: int, *key: int | str) -> Floats:  # noqa: ARG002
@@ -114,8 +128,10 @@ class DiurnalArrivals(Arrivals):
     slot_s: float = 3600.0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         limit = "finite numbers ≥ 0, one of them > 0"
-        object.__setattr__(self, "rates", tuple_of(self.rates, "rates", limit, WorkloadError))
+        rates = tuple_of(self.rates, "rates", limit, WorkloadError)
+        object.__setattr__(self, "rates", tuple(map(python_number, rates)))
         rates_ok = all(is_real(rate) and rate >= 0 for rate in self.rates) and any(self.rates)
         _require(rates_ok, "rates", self.rates, limit)
         require_positive(WorkloadError, slot_s=self.slot_s)

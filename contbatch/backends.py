@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contbatch.build import build
-from contbatch.checks import is_int, is_one_of, require, require_type, shown
+from contbatch.checks import is_int, is_one_of, python_number, require, require_type, shown
 from contbatch.errors import InvalidRequestError
 from contbatch.export import read_config
 from contbatch.policies import Policy
@@ -130,10 +130,11 @@ MAX_THREADS = 1024
 
 def require_backend(
     backend: str, attention: str, precision: str | None, kv_dtype: str | None, num_threads: int | None
-) -> None:
-    """Raise `InvalidRequestError` for a backend that there isn't, or options that none can have."""
+) -> int | None:
+    """Return the number of threads; `InvalidRequestError` for a backend that there isn't, or options none can have."""
     for name, value in (("precision", precision), ("kv_dtype", kv_dtype)):
         require(value is None or isinstance(value, str), name, value, "None or a string")
+    num_threads = python_number(num_threads)
     threads_ok = num_threads is None or is_int(num_threads, 1, MAX_THREADS)
     require(threads_ok, "num_threads", num_threads, f"None or an integer in [1, {MAX_THREADS}]")
     require_type("attention", attention, str)
@@ -141,15 +142,17 @@ def require_backend(
     if attention != "paged" and (backend, attention) != ("tensorrt", "gather"):
         forms = "'paged' or, with backend 'tensorrt', 'gather'"
         raise InvalidRequestError(f"attention must be {forms}, got {attention!r} with backend {backend!r}")
+    return num_threads
 
 
-def require_limits(backend: str, policy: Policy, limits: Mapping[str, Any]) -> None:
-    """Raise `InvalidRequestError` for limits that no scheduler takes, before anything is loaded."""
+def require_limits(backend: str, policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits as Python numbers; `InvalidRequestError` if no scheduler takes them, before anything is loaded."""
+    limits = {name: python_number(value) for name, value in given.items()}
     if isinstance(pages := limits["num_pages"], float):
         wanted = "an integer ≥ 1, or with backend 'tensorrt' a fraction in (0, 1) of the GPU's memory"
         require(backend == "tensorrt" and 0 < pages < 1, "num_pages", pages, wanted)
-        limits = {**limits, "num_pages": 1}
-    Scheduler(policy, **limits)
+    Scheduler(policy, **({**limits, "num_pages": 1} if isinstance(pages, float) else limits))
+    return limits
 
 
 BACKENDS: dict[str, Callable[..., ModelRunner]] = {"cpu": _cpu, "reference": _reference, "tensorrt": _tensorrt}
@@ -160,7 +163,7 @@ PRECISION = {"cpu": "f32", "reference": "f32", "tensorrt": "f16"}
 
 def within(have: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits that are asked for (not None); `InvalidRequestError` if one is more pages than there are."""
-    chosen = {name: value for name, value in asked.items() if value is not None}
+    chosen = {name: python_number(value) for name, value in asked.items() if value is not None}
     for name in ("num_pages", "num_host_pages"):
         value = chosen.get(name)
         if isinstance(value, int) and value > have[name]:

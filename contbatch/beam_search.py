@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import count
 
-from contbatch.checks import is_real, require, require_counts, require_type
+from contbatch.checks import is_real, require, require_counts, require_type, take_python_numbers
 from contbatch.engine import Runner
 from contbatch.request import Request
 from contbatch.sampling_params import SamplingParams
@@ -36,6 +36,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_counts(beam_width=self.beam_width, max_tokens=self.max_tokens)
         penalty_ok = is_real(self.length_penalty) and -10 <= self.length_penalty <= 10
         require(penalty_ok, "length_penalty", self.length_penalty, "in [-10, 10]")

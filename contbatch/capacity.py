@@ -52,7 +52,7 @@ def find_capacity(
     """
     for name, function in (("run", run), ("keeps", keeps)):
         _require(callable(function), name, function, "callable")
-    require_positive(WorkloadError, low=low, high=high, tolerance=tolerance)
+    low, high, tolerance = require_positive(WorkloadError, low=low, high=high, tolerance=tolerance)
     _require(low < high, "low", low, f"below high = {high!r}")
     best, beyond = run(low), run(high)
     _require(keeps(best), "low", low, "a rate at which the promise is kept")

@@ -1,8 +1,11 @@
 """Checks of values from outside: a bad one raises a typed error that names it and its limit."""
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
+from functools import cache
+from numbers import Integral, Rational, Real
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from contbatch.errors import ContbatchError, InvalidRequestError
@@ -46,6 +49,33 @@ def is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 
+_PYTHON = {bool, int, float, str, type(None)}
+
+
+def python_number(value: Any) -> Any:
+    """Return the Python number that NumPy's, or one like it, stands for; anything else as it is."""
+    if type(value) in _PYTHON or not isinstance(value, Real):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return value if isinstance(value, Rational) else float(value)  # a Fraction can be too large for a float
+
+
+def take_python_numbers(value: Any) -> None:
+    """Replace NumPy's numbers among a dataclass instance's fields: settings hash, compare and print as Python's do."""
+    names, get = _fields(value.__class__)
+    given = get(value)
+    if not _PYTHON.issuperset(map(type, given)):
+        for name, one in zip(names, given, strict=False):
+            object.__setattr__(value, name, python_number(one))
+
+
+@cache
+def _fields(kind: Any) -> tuple[list[str], Callable[[object], tuple[Any, ...]]]:
+    names = [f.name for f in fields(kind) if f.init]
+    return names, attrgetter(*names, names[0])  # of one name alone it gets no tuple
+
+
 def is_limit(value: object) -> bool:
     """Whether a value is a number ≥ 0, or infinity for none."""
     return (is_real(value) or isinstance(value, float)) and value >= 0  # type: ignore[operator]
@@ -74,10 +104,12 @@ def tuple_of(
     return tuple(value)  # type: ignore[arg-type]
 
 
-def require_positive(error: type[ContbatchError], **values: float) -> None:
-    """Raise `error` for the first value that is no finite number > 0."""
-    for name, value in values.items():
+def require_positive(error: type[ContbatchError], **values: float) -> tuple[float, ...]:
+    """Return the values as Python numbers; `error` for the first that is no finite number > 0."""
+    numbers = tuple(map(python_number, values.values()))
+    for name, value in zip(values, numbers, strict=True):
         require(is_real(value) and value > 0, name, value, "a finite number > 0", error)
+    return numbers
 
 
 def require_seconds(error: type[ContbatchError], **values: float) -> None:
@@ -86,10 +118,12 @@ def require_seconds(error: type[ContbatchError], **values: float) -> None:
         require(is_real(value) and value >= 0, name, value, "finite seconds ≥ 0", error)
 
 
-def require_counts(**values: object) -> None:
-    """Raise `InvalidRequestError` for the first value that is no integer ≥ 1."""
-    for name, value in values.items():
+def require_counts(**values: Any) -> tuple[int, ...]:
+    """Return the values as Python integers; `InvalidRequestError` for the first that is no integer ≥ 1."""
+    numbers = tuple(map(python_number, values.values()))
+    for name, value in zip(values, numbers, strict=True):
         require(is_int(value, 1), name, value, "an integer ≥ 1")
+    return numbers
 
 
 def replaced(value: T, changes: dict[str, Any], error: type[ContbatchError] = InvalidRequestError) -> T:

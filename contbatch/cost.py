@@ -7,7 +7,7 @@ from math import inf
 from numbers import Real
 from typing import Any, Protocol
 
-from contbatch.checks import is_int, require, require_seconds, shown
+from contbatch.checks import is_int, require, require_seconds, shown, take_python_numbers
 from contbatch.errors import CostModelError
 from contbatch.step_shape import StepShape
 
@@ -29,9 +29,11 @@ class CostModel(Protocol):
         ...
 
 
-def is_cost_model(value: object) -> bool:
-    """Whether a value has the methods of a `CostModel`."""
-    return callable(getattr(value, "seconds", None)) and callable(getattr(value, "swap_seconds", None))
+def require_cost_model(value: object) -> None:
+    """Raise `CostModelError`, which names it, if a method of a `CostModel` is missing."""
+    for name in ("seconds", "swap_seconds"):
+        has_it = callable(getattr(value, name, None))
+        require(has_it, "cost", value, f"None or a CostModel, with a method {name}", CostModelError)
 
 
 SecondsOf = Callable[[Iterable[int]], Iterable[float]]
@@ -113,6 +115,7 @@ class Linear:
     swapped_token_s: float = 0.0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         for name, least in (("few_rows", 0), ("min_rows", 1)):
             rows = getattr(self, name)
             require(is_int(rows, least), name, rows, f"an integer ≥ {least}", CostModelError)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from contbatch.decision import MOVES, PADDING, REASONS, SAMPLES, Decision
 from contbatch.errors import SchedulerError
@@ -48,6 +49,10 @@ class DecisionLog:
         self._cached: set[int] = set()
         self._running_step: list[tuple[Request, int, int]] = []  # request, computed after it, tokens made before it
         self._drawing: list[Request] = []  # further samples
+        self._scheduler: ref[Scheduler] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_scheduler": None}  # a copy is of what is written: nobody goes on with it
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,11 +72,15 @@ class DecisionLog:
         Raises
         ------
         SchedulerError
-            The log is empty, but the scheduler has run before with requests that still run.
+            The log is empty, but the scheduler has run before with requests that still run; or the log tells of another
+            scheduler, or was read from a file.
         """
-        self.end(())
         if not self.settings:
             self._open(scheduler, step)
+        elif self._scheduler is None or self._scheduler() is not scheduler:
+            what = f"this one holds {len(self.rows)} steps of {len(self.requests)} requests of another run"
+            raise SchedulerError(f"a decision log is of one scheduler, and {what}: give each run a new DecisionLog()")
+        self.end(())
         row = Decision(step.step, now, free=scheduler.pool.num_free)
         self._note_waiting(row, scheduler)
         self._note_seated(row, scheduler)
@@ -113,7 +122,7 @@ class DecisionLog:
     def _open(self, scheduler: Scheduler, step: SchedulerOutput) -> None:
         if any(r.num_computed_tokens and r not in step.admitted for r in scheduler.requests.values()):
             raise SchedulerError("a decision log begins before the requests it tells of have run")
-        pool = scheduler.pool
+        pool, self._scheduler = scheduler.pool, ref(scheduler)
         self.settings = {
             "policy": repr(scheduler.policy),
             "layout": pool.layout,

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from contbatch.checks import python_number
 from contbatch.errors import ExperimentError
 
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
@@ -28,6 +29,7 @@ def describe(value: Any) -> Any:
     ExperimentError
         The source of a class can't be found, or a value is none of these.
     """
+    value = python_number(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require, require_positive, require_seconds, require_type
-from contbatch.errors import CostModelError, InvalidRequestError, RouterError, WorkloadError
+from contbatch.checks import require, require_positive, require_seconds, require_type, take_python_numbers
+from contbatch.errors import CostModelError, RouterError, WorkloadError
 from contbatch.fleet import Balancer, FleetResult, feed, result_of
 from contbatch.garbage import rarely_collected
 from contbatch.hardware import DTYPE_BYTES
@@ -50,6 +50,7 @@ class Link:
     latency_s: float = 10e-6
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(CostModelError, bytes_per_s=self.bytes_per_s)
         require_seconds(CostModelError, latency_s=self.latency_s)
 
@@ -139,7 +140,7 @@ def simulate_disaggregated(
     **limits
         Of all of them, and `detail`: see `simulate`. A prefix cache is used by the prefill replicas only.
     """
-    require_machines(num_prefill=num_prefill, num_decode=num_decode)
+    num_prefill, num_decode = require_machines(num_prefill=num_prefill, num_decode=num_decode)
     require_type("workload", workload, Workload, WorkloadError)
     policy, backend = ChunkedPrefill() if policy is None else policy, simulated(backend)
     link, routers = Link() if link is None else link, (LeastTokens(), LeastTokens()) if routers is None else routers
@@ -149,8 +150,7 @@ def simulate_disaggregated(
     for name, own in (("prefill", prefill), ("decode", decode)):
         named = own is None or (isinstance(own, Mapping) and all(isinstance(key, str) for key in own))
         require(named, name, own, "a mapping of limits by name")
-    streams = policy.release == "token"
-    require(streams, "policy", policy, "one that releases tokens as they are made", InvalidRequestError)
+    require(policy.release == "token", "policy", policy, "one that releases tokens as they are made")
     kinds = [{**limits, **(prefill or {})}, {**limits, **(decode or {}), "prefix_cache": False}]
     for name in ("num_pages", "page_size", "detail"):
         same = kinds[0].get(name) is kinds[1].get(name) or kinds[0].get(name) == kinds[1].get(name)

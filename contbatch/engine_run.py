@@ -65,12 +65,14 @@ class Run:
             self.begin()
         total, unit = (last_arrival_s, "s") if virtual else (sum(self.names.values()), "request")
         with progress_bar(total, unit, progress) as bar:
-            began = engine.now
+            first = began = engine.now
             left: Sequence[Request] | None = ()
             while left is not None:
                 with interrupts_held_back() as held:  # they come between two steps, not between two lines of one
                     while (left := self.advance(watch)) is not None:
                         if progress and virtual:
+                            if total is not None:  # it is the last arrival, and tqdm takes a bar beyond its end away
+                                bar.total = max(total, engine.now - first)
                             bar.update(engine.now - began)
                             began = engine.now
                         elif progress and (ended := answered(left)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from contbatch.checks import replaced, require, require_counts, require_type
+from contbatch.checks import is_int, replaced, require, require_counts, require_type, take_python_numbers
 from contbatch.decision_log import DecisionLog
 from contbatch.description import describe, digest, restore
 from contbatch.errors import ExperimentError
@@ -56,6 +56,7 @@ class Experiment:
     layout: str = "paged"
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(isinstance(self.workload, Workload), "workload", self.workload, "a Workload")
         _require(isinstance(self.policy, Policy), "policy", self.policy, "an instance of Policy")
         runs = isinstance(self.backend, Simulated) or callable(getattr(self.backend, "run", None))
@@ -63,6 +64,7 @@ class Experiment:
         counts = {name: getattr(self, name) for name in ("page_size", "max_num_seqs", "max_num_batched_tokens")}
         optional = {name: getattr(self, name) for name in ("num_pages", "max_model_len")}
         require_counts(**counts, **{name: value for name, value in optional.items() if value is not None})
+        _require(is_int(self.num_host_pages, 0), "num_host_pages", self.num_host_pages, "an integer ≥ 0")
         _require(isinstance(self.prefix_cache, bool), "prefix_cache", self.prefix_cache, "True or False")
 
     @property

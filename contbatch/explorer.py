@@ -216,6 +216,7 @@ def explore(experiment: Experiment, *, draw: Draw = overview, **ranges: Any) -> 
     require(isinstance(experiment, Experiment), "experiment", experiment, "an Experiment", ExperimentError)
     limit = "a Simulated: every move of a slider is a run (a `Measured` cost model makes it run as a real one did)"
     require(not experiment.is_measured, "backend", experiment.backend, limit, ExperimentError)
+    require(callable(draw), "draw", draw, "callable", ExperimentError)
     explorer = Explorer(experiment, ranges or usual_ranges(experiment), draw)
     explorer.update()
     closes_on_rerun(explorer.close)

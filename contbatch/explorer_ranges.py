@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import contbatch
-from contbatch.checks import is_real, require
+from contbatch.checks import is_real, python_number, require
 from contbatch.errors import ExperimentError
 from contbatch.experiment import Experiment
 from contbatch.field_paths import find_path, get_field, with_field
@@ -63,7 +63,7 @@ def values_of(name: str, given: Any) -> list[Any]:
         require(
             listed, f"the range of {name}", given, "(low, high), (low, high, step), a range or a list", ExperimentError
         )
-        return list(given)
+        return list(map(python_number, given))
     low, high, *step = ends
     rising = low < high and all(0 < size <= high - low for size in step)
     limit = "(low, high) or (low, high, step) with low < high and a step that fits in between, or a list"
@@ -75,5 +75,5 @@ def ends_of(given: Any) -> tuple[Any, ...] | None:
     """Return lowest and highest value, and the step if there is one; None of a list."""
     if isinstance(given, range) and len(given) > 1:
         return min(given), max(given), abs(given.step)
-    numbers = isinstance(given, tuple) and len(given) in (2, 3) and all(map(is_real, given))
-    return given if numbers else None
+    ends = tuple(map(python_number, given)) if isinstance(given, tuple) else ()
+    return ends if len(ends) in (2, 3) and all(map(is_real, ends)) else None

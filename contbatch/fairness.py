@@ -6,9 +6,9 @@ from math import inf
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import is_limit, require, require_positive, require_type, shown
+from contbatch.checks import is_limit, python_number, require, require_positive, require_type, shown
 from contbatch.errors import InvalidRequestError
-from contbatch.metrics import Result
+from contbatch.metrics import Result, require_promises
 
 
 def jain(shares: Iterable[float]) -> float:
@@ -65,6 +65,8 @@ def by_client(
     """
     require_positive(InvalidRequestError, prompt_weight=prompt_weight, output_weight=output_weight)
     require_type("result", result, Result)
+    require_promises(limits)
+    until_s = python_number(until_s)
     require(is_limit(until_s), "until_s", until_s, "seconds ≥ 0")
     rows = result.requests
     prompts, made = _received(result, until_s)

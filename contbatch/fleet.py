@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from contbatch.checks import is_int, require, require_type
+from contbatch.checks import is_int, python_number, require, require_type
 from contbatch.engine import Engine
 from contbatch.errors import RouterError, WorkloadError
 from contbatch.fairness import jain
@@ -120,8 +120,10 @@ class Balancer:
         """Return where a request goes that is to be sent now (seconds); `RouterError` if that is nowhere."""
         self.loads.hear(now)
         chosen = self.router.choose(request, self.loads)
-        limit = f"an integer in [0, {len(self.loads)})"
-        require(is_int(chosen, 0, len(self.loads) - 1), f"the choice of {self.router!r}", chosen, limit, RouterError)
+        if not is_int(chosen, 0, len(self.loads) - 1):
+            given, chosen, limit = chosen, python_number(chosen), f"an integer in [0, {len(self.loads)})"
+            fits = is_int(chosen, 0, len(self.loads) - 1)
+            require(fits, f"the choice of {self.router!r}", given, limit, RouterError)
         self.loads.sent(chosen, request)
         return chosen
 
@@ -152,7 +154,7 @@ def simulate_fleet(
     RouterError
         The router chose a replica that there is not.
     """
-    require_machines(num_replicas=num_replicas)
+    [num_replicas] = require_machines(num_replicas=num_replicas)
     require_type("workload", workload, Workload, WorkloadError)
     backend = simulated(backend)
     source = workload.source(model_shape(backend.model).vocab_size)

@@ -5,7 +5,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from contbatch.checks import is_int, is_real, replaced, require, require_positive
+from contbatch.checks import is_int, is_real, replaced, require, require_positive, take_python_numbers
 from contbatch.errors import PriceError
 
 _require = partial(require, error=PriceError)
@@ -33,6 +33,7 @@ class Prices:
     api_output: float = 0.6
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(PriceError, gpu_hour=self.gpu_hour)
         _require(is_int(self.gpus, 1), "gpus", self.gpus, "an integer ≥ 1")
         for name in ("api_prompt", "api_output"):
@@ -51,8 +52,8 @@ class Prices:
 
     def api_request(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return what an API takes for a request of so many tokens (means)."""
-        require_positive(PriceError, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        return (prompt_tokens * self.api_prompt + output_tokens * self.api_output) / MILLION
+        asked = require_positive(PriceError, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        return (asked[0] * self.api_prompt + asked[1] * self.api_output) / MILLION
 
     def million_tokens(self, tokens_per_s: float, utilisation: float = 1.0) -> float:
         """Return what a million tokens cost on one's own server.
@@ -64,8 +65,8 @@ class Prices:
         utilisation : float
             Share of these that somebody asks for, in (0, 1].
         """
-        require_positive(PriceError, tokens_per_s=tokens_per_s)
-        _require(is_real(utilisation) and 0 < utilisation <= 1, "utilisation", utilisation, "in (0, 1]")
+        tokens_per_s, utilisation = require_positive(PriceError, tokens_per_s=tokens_per_s, utilisation=utilisation)
+        _require(utilisation <= 1, "utilisation", utilisation, "in (0, 1]")
         return self.gpu_hour * self.gpus / (3600 * tokens_per_s * utilisation) * MILLION
 
     def break_even(self, prompt_tokens: float, output_tokens: float) -> float:
@@ -82,5 +83,5 @@ class Prices:
         capacity_per_s : float
             Requests per second that one server serves within what was promised: see `find_capacity`.
         """
-        require_positive(PriceError, requests_per_day=requests_per_day, capacity_per_s=capacity_per_s)
-        return self.server_day * ceil(requests_per_day / (SECONDS_A_DAY * capacity_per_s))
+        each = require_positive(PriceError, requests_per_day=requests_per_day, capacity_per_s=capacity_per_s)
+        return self.server_day * ceil(each[0] / (SECONDS_A_DAY * each[1]))

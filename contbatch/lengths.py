@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from contbatch.checks import is_int, is_real, require, require_positive, tuple_of
+from contbatch.checks import is_int, is_real, python_number, require, require_positive, take_python_numbers, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.portable import exp, exponentials, log, normals, uniforms
 
@@ -47,6 +47,7 @@ class Fixed(Lengths):
     tokens: int
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require_length("tokens", self.tokens)
 
     def draw(self, n: int, *key: int | str) -> Tokens:  # noqa: ARG002
@@ -62,6 +63,7 @@ class Uniform(Lengths):
     high: int
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require_length("low", self.low)
         _require_length("high", self.high, self.low)
 
@@ -80,6 +82,7 @@ class LogNormal(Lengths):
     low: int = 1
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(WorkloadError, median=self.median, sigma=self.sigma)
         _require_length("low", self.low)
         _require_length("high", self.high, self.low)
@@ -98,6 +101,7 @@ class Zipf(Lengths):
     low: int = 1
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(is_real(self.exponent) and self.exponent >= 0, "exponent", self.exponent, "a finite number ≥ 0")
         _require_length("low", self.low)
         _require_length("high", self.high, self.low)
@@ -122,6 +126,7 @@ class Geometric(Lengths):
     high: int
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(is_real(self.mean) and self.mean > 1, "mean", self.mean, "a finite number > 1")
         _require_length("high", self.high)
 
@@ -140,6 +145,7 @@ class CappedExponential(Lengths):
     high: int
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_positive(WorkloadError, mean=self.mean)
         _require_length("high", self.high)
 
@@ -166,7 +172,7 @@ class Quantiles(Lengths):
     def __post_init__(self) -> None:
         for name in ("levels", "tokens"):
             numbers = tuple_of(getattr(self, name), name, "a list of numbers", WorkloadError)
-            object.__setattr__(self, name, numbers)
+            object.__setattr__(self, name, tuple(map(python_number, numbers)))
         levels, tokens = self.levels, self.tokens
         rising = len(levels) >= 2 and all(map(is_real, levels)) and list(levels) == sorted(set(levels))
         _require(rising and (levels[0], levels[-1]) == (0, 1), "levels", levels, "rising from 0 to 1")
@@ -186,7 +192,7 @@ class Quantiles(Lengths):
 
 def as_lengths(value: object, name: str) -> Lengths:
     """Take a distribution, or a number of tokens for `Fixed`."""
-    if is_int(value):
-        return Fixed(value)  # type: ignore[arg-type]
+    if is_int(number := python_number(value)):
+        return Fixed(number)
     _require(isinstance(value, Lengths), name, value, "a distribution of contbatch.lengths or a number of tokens")
     return value  # type: ignore[return-value]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import pandas as pd
 
-from contbatch.checks import is_one_of, is_real, require, require_type, tuple_of
+from contbatch.checks import is_one_of, is_real, python_number, require, require_type, tuple_of
 from contbatch.metrics import Result
 
 LIMITS = ("seats", "tokens", "pages")
@@ -35,7 +35,8 @@ def limits_bound(
     studied = tuple_of(studied, "studied", f"some of {', '.join(LIMITS)}")
     for name in studied:
         require(is_one_of(name, LIMITS), "a studied limit", name, f"one of {', '.join(LIMITS)}")
-    require(is_real(at_least), "at_least", at_least, "a share of the steps")
+    at_least = python_number(at_least)
+    require(is_real(at_least) and 0 <= at_least <= 1, "at_least", at_least, "a share of the steps, in [0, 1]")
     rows = {}
     for run, result in results.items():
         require_type("what is compared", result, Result)

@@ -79,12 +79,12 @@ class LLM:
         num_threads: int | None = None,
         attention: str = "paged",
     ) -> None:
-        require_backend(backend, attention, precision, kv_dtype, num_threads)
+        num_threads = require_backend(backend, attention, precision, kv_dtype, num_threads)
         self.policy = ChunkedPrefill() if policy is None else policy
-        limits = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
+        limits: dict[str, Any] = {"num_pages": num_pages, "page_size": page_size, "num_host_pages": num_host_pages}
         limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self._limits: dict[str, Any] = {**limits, "prefix_cache": prefix_cache, "layout": layout}
-        require_limits(backend, self.policy, self._limits)
+        limits |= {"prefix_cache": prefix_cache, "layout": layout}
+        self._limits = require_limits(backend, self.policy, limits)
         precision = precision or PRECISION[backend]
         options: dict[str, Any] = {"precision": precision, "kv_dtype": kv_dtype, "num_threads": num_threads}
         options |= {} if attention == "paged" else {"attention": attention}  # results saved without it stay the same

@@ -6,7 +6,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import InvalidRequestError
 from contbatch.fast_forward import FastForward
@@ -22,12 +22,19 @@ OnFinish = Callable[[int, Request, float], None]
 
 
 MAX_MACHINES = 100_000
+LIMITS = (
+    *("num_pages", "page_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("prefix_cache", "num_host_pages", "layout", "detail"),
+)
+"""What may be said of replicas besides policy and backend: see `simulate`."""
 
 
-def require_machines(**counts: object) -> None:
-    """Raise `InvalidRequestError` for the first number of machines that is out of its limits."""
-    for name, number in counts.items():
+def require_machines(**counts: Any) -> tuple[int, ...]:
+    """Return numbers of machines as Python integers; `InvalidRequestError` for the first that is out of its limits."""
+    numbers = tuple(map(python_number, counts.values()))
+    for name, number in zip(counts, numbers, strict=True):
         require(is_int(number, 1, MAX_MACHINES), name, number, f"an integer in [1, {MAX_MACHINES}]")
+    return numbers
 
 
 class _UpTo(FastForward):
@@ -57,6 +64,8 @@ class Machines:
     """
 
     def __init__(self, num_machines: int, on_finish: OnFinish, *, isolated: bool, **limits: Any) -> None:
+        for name in limits.keys() - {"policy", "backend"}:
+            require(name in LIMITS, "a limit of replicas", name, f"one of {', '.join(LIMITS)}")
         self.engines = [simulated_engine(skip_with=_UpTo, single_samples=True, **limits) for _ in range(num_machines)]
         self.on_finish, self.isolated = on_finish, isolated
 

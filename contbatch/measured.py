@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.cost import Linear
 from contbatch.errors import CostModelError, MissingDependencyError
 from contbatch.metrics import Result
@@ -74,6 +74,7 @@ class Measured(Linear):
             Too few steps, columns missing, numbers of steps that leave some out, a time that is not > 0, or too little
             variety to tell the costs apart.
         """
+        folds = python_number(folds)
         require(is_int(folds, 2, MIN_STEPS), "folds", folds, f"an integer in [2, {MIN_STEPS}]", CostModelError)
         steps = _steps_of(run)
         times = (steps["elapsed_s"] + steps["host_s"]).to_numpy(dtype=float)

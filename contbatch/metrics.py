@@ -6,13 +6,14 @@ answer is released in one piece; E2E = tₙ - a; normalised latency = E2E / n (O
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from contbatch.checks import is_limit, require
+from contbatch.checks import is_limit, python_number, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DetailError
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from contbatch.provenance import Provenance
 
 NAN = float("nan")
+PROMISES = ("ttft_s", "tpot_s", "e2e_s")
+"""Limits of `Result.meets`."""
 
 
 def _spread(values: "pd.Series", name: str) -> dict[str, float]:
@@ -33,6 +36,12 @@ def _spread(values: "pd.Series", name: str) -> dict[str, float]:
         known = np.array([NAN])
     percentiles = {f"{name}_p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)}
     return {f"{name}_mean": float(known.mean()), **percentiles}
+
+
+def require_promises(limits: Iterable[str]) -> None:
+    """Raise `InvalidRequestError` for the first name that is no limit of `Result.meets`."""
+    for name in limits:
+        require(name in PROMISES, "a limit of latency", name, f"one of {', '.join(PROMISES)}")
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class Result:
         A TTFT or TPOT that is not given is the request's own target, if it has one; an undefined TPOT breaks no limit.
         """
         for name, limit in (("ttft_s", ttft_s), ("tpot_s", tpot_s), ("e2e_s", e2e_s)):
-            require(limit is None or is_limit(limit), name, limit, "None or seconds ≥ 0")
+            require(limit is None or is_limit(python_number(limit)), name, limit, "None or seconds ≥ 0")
         rows = self.requests
         first = rows.ttft_target_s if ttft_s is None else ttft_s
         each = rows.tpot_target_s if tpot_s is None else tpot_s
@@ -162,10 +171,12 @@ class Result:
 
     def attainment(self, **limits: float) -> float:
         """Return the share of all requests, failed ones included, that meet every limit: see `meets`."""
+        require_promises(limits)
         return float(self.meets(**limits).mean())
 
     def goodput(self, **limits: float) -> float:
         """Return requests per second that meet every limit: see `meets`."""
+        require_promises(limits)
         return self._per_s(int(self.meets(**limits).sum()))
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> Path:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from contbatch.checks import is_int, require, require_type
+from contbatch.checks import is_int, require, require_type, take_python_numbers
 from contbatch.errors import CostModelError
 from contbatch.model import ModelConfig
 
@@ -51,6 +51,7 @@ class ModelShape:
     source: str = ""
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         for name in (*_SIZES, "max_position"):
             _require(is_int(getattr(self, name), 1), name, getattr(self, name), "an integer ≥ 1")
         for name in ("gated", "biased", "qkv_bias", "qk_norm", "tied"):

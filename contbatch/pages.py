@@ -45,7 +45,7 @@ class PagePool:
     layout = "paged"
 
     def __init__(self, num_pages: int, page_size: int) -> None:
-        require_counts(num_pages=num_pages, page_size=page_size)
+        num_pages, page_size = require_counts(num_pages=num_pages, page_size=page_size)
         require(num_pages <= MAX_PAGES, "num_pages", num_pages, f"at most {MAX_PAGES}")
         require(page_size <= MAX_PAGE_SIZE, "page_size", page_size, f"at most {MAX_PAGE_SIZE}")
         self.num_pages = num_pages

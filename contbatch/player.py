@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contbatch.cell_output import closes_on_rerun, png, widget_view
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.decision_log import DecisionLog
 from contbatch.errors import DecisionLogError
 from contbatch.film import Film
@@ -80,6 +80,7 @@ class Player:
 
     @step.setter
     def step(self, step: int) -> None:
+        step = python_number(step)
         require(is_int(step, 0, len(self.film) - 1), "step", step, f"in [0, {len(self.film)})", DecisionLogError)
         if self.view:
             self.view.step = step

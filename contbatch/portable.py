@@ -10,6 +10,7 @@ for every n ≥ k.
 """
 
 import math
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ def exp(x: Floats) -> Floats:
 
 def integers(n: int, *key: int | str) -> NDArray[np.uint64]:
     """Draw n random integers of 64 bits."""
-    entropy = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in key]
+    entropy = [int.from_bytes(part.encode(), "little") if isinstance(part, str) else index(part) for part in key]
     raw: NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(n)
     return raw
 

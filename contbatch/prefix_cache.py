@@ -12,7 +12,7 @@ so that two prefixes of equal hash are never taken for one another.
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from contbatch.checks import require
+from contbatch.checks import require, require_type
 from contbatch.pages import PagePool
 from contbatch.request import Request, RequestStatus
 from contbatch.step import Grant
@@ -56,6 +56,7 @@ class PrefixCache:
     """
 
     def __init__(self, pool: PagePool, enabled: bool = True, hash_page: Callable[[Hashable], int] = hash) -> None:
+        require_type("pool", pool, PagePool)
         require(isinstance(enabled, bool), "prefix_cache", enabled, "True or False")
         self.pool = pool
         self.enabled = enabled

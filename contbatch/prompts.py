@@ -47,7 +47,9 @@ def parts(prompt: Any) -> list[Any]:
 
 
 def _is_token(part: Any) -> bool:
-    """Tell integers, numpy's too, from arrays, which have `__index__` as well."""
+    """Tell integers, numpy's too, from truth values, and from arrays, which have `__index__` as well."""
+    if isinstance(part, bool):
+        return False
     try:
         index(part)
     except TypeError:

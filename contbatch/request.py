@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from enum import Enum
 
-from contbatch.checks import is_int, is_key, is_real, require
+from contbatch.checks import is_int, is_key, is_real, python_number, require
 from contbatch.errors import InvalidRequestError
 from contbatch.logprob import Logprobs
 from contbatch.sampling_params import SamplingParams
@@ -84,8 +84,9 @@ class Request:
         sampling_ok = isinstance(sampling, SamplingParams)
         if not sampling_ok:
             require(False, "sampling", sampling, "a SamplingParams")
-        if not (is_int(request_id) or is_key(request_id)):
-            require(False, "request_id", request_id, "hashable")
+        if not is_int(request_id):
+            require(is_key(request_id), "request_id", request_id, "hashable")
+            request_id = python_number(request_id)
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = prompt_length(request_id, prompt_token_ids, num_prompt_tokens)
@@ -157,7 +158,12 @@ class Request:
             self._refuse("cache_salt", "a string or None")
 
     def _refuse(self, name: str, limit: str) -> None:
-        require(False, f"{name} of request {self.request_id!r}", getattr(self, name), limit)
+        """Raise `InvalidRequestError`, unless what is wrong is that the number is NumPy's: it becomes Python's."""
+        value = getattr(self, name)
+        if (number := python_number(value)) is value:
+            require(False, f"{name} of request {self.request_id!r}", value, limit)
+        setattr(self, name, number)
+        self._check()
 
     @property
     def num_output_tokens(self) -> int:

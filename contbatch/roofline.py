@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_one_of, is_real, replaced, require, require_seconds
+from contbatch.checks import (
+    is_int,
+    is_one_of,
+    is_real,
+    python_number,
+    replaced,
+    require,
+    require_seconds,
+    take_python_numbers,
+)
 from contbatch.cost import SecondsOf
 from contbatch.errors import CostModelError
 from contbatch.hardware import DTYPE_BYTES, Hardware, hardware
@@ -59,6 +68,7 @@ class Roofline:
     _terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         gpu, shape, split = hardware(self.gpu), model_shape(self.model), self.tensor_parallel
         known = is_one_of(self.dtype, gpu.peak_flops)
         _require(known, f"dtype on {gpu.name}", self.dtype, f"one of {', '.join(gpu.peak_flops)}")
@@ -110,16 +120,14 @@ class Roofline:
 
         Activations are taken to fit in the rest. `CostModelError` if the weights alone do not fit.
         """
-        limit = "in (0, 1]"
-        _require(
-            is_real(memory_utilization) and 0 < memory_utilization <= 1, "memory_utilization", memory_utilization, limit
-        )
+        share = python_number(memory_utilization)
+        _require(is_real(share) and 0 < share <= 1, "memory_utilization", share, "in (0, 1]")
         gpu = hardware(self.gpu)
-        usable = int(gpu.memory_bytes * memory_utilization)
+        usable = int(gpu.memory_bytes * share)
         if (tokens := (usable - self.weight_bytes) // self.kv_bytes_per_token) < 1:
             raise CostModelError(
                 f"{self.weight_bytes / 1e9:.1f} GB of weights on each of {self.tensor_parallel} device(s) leave no "
-                f"room for keys and values in {usable / 1e9:.1f} GB, {memory_utilization:.0%} of {gpu.name}"
+                f"room for keys and values in {usable / 1e9:.1f} GB, {share:.0%} of {gpu.name}"
             )
         return tokens
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from contbatch.checks import is_int, is_real, replaced, require
+from contbatch.checks import is_int, is_real, python_number, replaced, require, take_python_numbers
 
 
 def _tuple(value: object) -> tuple[object, ...]:
-    return tuple(value) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+    return tuple(map(python_number, value)) if isinstance(value, (tuple, list, set, frozenset)) else (value,)
 
 
 def _is_bias(pair: object) -> bool:
@@ -84,6 +84,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require(is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer ≥ 1")
         require(is_int(self.n, 1), "n", self.n, "an integer ≥ 1")
         best_of_ok = self.best_of is None or is_int(self.best_of, self.n)
@@ -118,6 +119,8 @@ class SamplingParams:
         value = self.repetition_penalty
         require(is_real(value) and value > 0, "repetition_penalty", value, "a finite number > 0")
         bias = tuple(self.logit_bias.items()) if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        if isinstance(bias, tuple):
+            bias = tuple(tuple(map(python_number, pair)) if isinstance(pair, tuple) else pair for pair in bias)
         bias_ok = isinstance(bias, tuple) and all(map(_is_bias, bias))
         require(bias_ok, "logit_bias", self.logit_bias, "a mapping of token ids ≥ 0 to numbers in [-100, 100]")
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(bias).items())))

@@ -66,17 +66,17 @@ class Scheduler:
         prefix_cache: bool = False,
         num_host_pages: int = 0,
     ) -> None:
-        require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        require(max_num_seqs <= MAX_SEATS, "max_num_seqs", max_num_seqs, f"at most {MAX_SEATS}")
-        require_counts(max_model_len=1 if max_model_len is None else max_model_len)
+        seats, budget = require_counts(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        require(seats <= MAX_SEATS, "max_num_seqs", seats, f"at most {MAX_SEATS}")
+        [most] = require_counts(max_model_len=1 if max_model_len is None else max_model_len)
         self.policy = checked(policy)
         self.pool = make_pool(layout, num_pages, page_size, shared=prefix_cache)
         self.prefix_cache = PrefixCache(self.pool, prefix_cache)
         self.swap_space = SwapSpace(num_host_pages)
-        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len, self.waiting, self.running = max_model_len, WaitingQueue(), list[Request]()
+        self.max_num_seqs, self.max_num_batched_tokens = seats, budget
+        self.max_model_len, self.waiting, self.running = max_model_len and most, WaitingQueue(), list[Request]()
         self.requests: dict[int | str, Request] = {}  # all live ones
-        self.free_seats = list(range(max_num_seqs))  # a heap: the lowest is taken first
+        self.free_seats = list(range(seats))  # a heap: the lowest is taken first
         self.decoders: Decoders | None = None  # a simulation's, who run besides `running`
         self.released: list[Request] = []  # who left since `drain_released`
         self._num_added = self.num_steps = 0  # steps: those updated so far

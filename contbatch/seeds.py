@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from contbatch.checks import is_key, is_real, require, require_type, tuple_of
+from contbatch.checks import is_key, is_real, python_number, require, require_type, tuple_of
 from contbatch.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def confidence(
             f"one of {', '.join(map(str, table.columns))}",
         )
     require(bool(by), "by", by, "one column or more")
+    level = python_number(level)
     require(is_real(level) and 0 < level < 1, "level", level, "a probability in (0, 1)")
     numbers = table.select_dtypes("number").columns.difference([*by, "seed"], sort=False)
     groups = table.groupby(by, sort=False, dropna=False)

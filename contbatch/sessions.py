@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from contbatch.arrivals import Arrivals
-from contbatch.checks import require, require_seconds
+from contbatch.checks import require, require_seconds, take_python_numbers
 from contbatch.errors import WorkloadError
 from contbatch.lengths import Lengths, Uniform, as_lengths
 from contbatch.portable import exponentials
@@ -56,6 +56,7 @@ class ClosedLoop(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_seeded(self.seed, num_clients=self.num_clients, num_requests=self.num_requests)
         enough = self.num_requests >= self.num_clients
         _require(enough, "num_requests", self.num_requests, f"at least num_clients = {self.num_clients}")
@@ -112,6 +113,7 @@ class Conversations(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_conversations=self.num_conversations)
         require_seconds(WorkloadError, think_s=self.think_s)
@@ -163,6 +165,7 @@ class AgentLoops(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_tasks=self.num_tasks)
         require_seconds(WorkloadError, tool_s=self.tool_s)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from contbatch.checks import is_int, is_real, replaced, require, require_counts, require_type
-from contbatch.cost import CostModel, is_cost_model
+from contbatch.checks import is_int, is_real, replaced, require, require_counts, require_type, take_python_numbers
+from contbatch.cost import CostModel, require_cost_model
 from contbatch.counted_pages import CountedPool
 from contbatch.decision_log import DecisionLog
 from contbatch.engine import Engine
@@ -58,11 +58,13 @@ class Simulated:
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         share = self.memory_utilization
         _require(is_real(share) and 0 < share <= 1, "memory_utilization", share, "in (0, 1]")
         _require(self.kv_tokens is None or is_int(self.kv_tokens, 1), "kv_tokens", self.kv_tokens, "None or ≥ 1")
         model_shape(self.model)
-        _require(self.cost is None or is_cost_model(self.cost), "cost", self.cost, "None or a CostModel")
+        if self.cost is not None:
+            require_cost_model(self.cost)
         if self.kv_tokens is None:
             self.roofline.kv_capacity(share)  # raises if the weights do not fit
         elif self.cost is None:
@@ -120,7 +122,7 @@ def simulated_engine(
     Several samples of a prompt share pages. Who says that there will be `single_samples` only gets pages without ids,
     where nothing else asks for them.
     """
-    require_counts(page_size=page_size)
+    [page_size] = require_counts(page_size=page_size)
     backend = simulated(backend)
     scheduler = Scheduler(
         ChunkedPrefill() if policy is None else policy,
@@ -203,9 +205,10 @@ def simulate(
             **limits,
         )
         result = _run(engine, workload.source(model_shape(backend.model).vocab_size), progress)
+        result = replace(result, max_num_seqs=engine.scheduler.max_num_seqs)
         engine.scheduler.decoders = None
         del engine
-        return attach(replace(result, max_num_seqs=max_num_seqs), provenance)
+        return attach(result, provenance)
 
 
 def _run(engine: Engine, source: Source, progress: bool) -> Result:

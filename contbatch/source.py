@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from contbatch.checks import is_int, require, tuple_of
+from contbatch.checks import is_int, python_number, require, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.request import Request
 from contbatch.sampling_params import SamplingParams
@@ -33,6 +33,7 @@ class Source:
     """
 
     def __init__(self, turns: Sequence[Turn], vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
+        vocab_size = python_number(vocab_size)
         require(is_int(vocab_size, 1, 2**31), "vocab_size", vocab_size, "an integer in [1, 2**31]", WorkloadError)
         self.turns, self.vocab_size = tuple_of(turns, "turns", "a list of turns", WorkloadError), vocab_size
         for kind in {*map(type, self.turns)}:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.errors import PagePoolError
 from contbatch.pages import MAX_PAGES
 
@@ -17,6 +17,7 @@ class SwapSpace:
     """
 
     def __init__(self, num_pages: int) -> None:
+        num_pages = python_number(num_pages)
         require(is_int(num_pages, 0, MAX_PAGES), "num_host_pages", num_pages, f"an integer in [0, {MAX_PAGES}]")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))

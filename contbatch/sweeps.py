@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from contbatch.catalog import cache_dir
-from contbatch.checks import is_int, require, tuple_of
+from contbatch.checks import is_int, python_number, require, tuple_of
 from contbatch.description import code_version
 from contbatch.errors import ExperimentError, MissingDependencyError
 from contbatch.experiment import Experiment, run
@@ -53,6 +53,7 @@ def sweep(
         Something in `experiments` is not an experiment; nothing has run then.
     """
     points = tuple_of(experiments, "experiments", "a list of experiments", ExperimentError)
+    n_jobs = python_number(n_jobs)
     jobs_ok = n_jobs is None or (is_int(n_jobs, -(2**31), 2**31 - 1) and n_jobs != 0)
     require(jobs_ok, "n_jobs", n_jobs, "None, -1 or an integer ≥ 1", ExperimentError)
     for i, point in enumerate(points):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contbatch import cached_folder
-from contbatch.checks import require_counts
+from contbatch.checks import require_counts, take_python_numbers
 from contbatch.errors import EngineBuildError
 from contbatch.export import read_config, read_metadata
 from contbatch.gpu_kernels import variants
@@ -45,6 +45,7 @@ class BuildOptions:
     """Logits of a row that come back from the GPU by themselves."""
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_counts(num_splits=self.num_splits, workspace_bytes=self.workspace_bytes)
         require_form(self.attention, self.num_splits, self.top_k)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from contbatch.checks import require_counts
+from contbatch.checks import require_counts, take_python_numbers
 from contbatch.model import ModelConfig
 
 Shape = tuple[int, ...]
@@ -26,6 +26,7 @@ class EngineLimits:
     page_size: int
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         require_counts(**asdict(self))
 
     def profiles(self, config: ModelConfig) -> dict[str, dict[str, Range]]:

@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import require_positive, require_type
+from contbatch.checks import require, require_positive, require_type
 from contbatch.errors import InvalidRequestError
 from contbatch.metrics import Result
 
+MAX_ROWS = 1_000_000
 STATES = ["waiting", "seats", "held_seats", "live_pages"]
 
 
@@ -23,15 +24,17 @@ def over_time(result: Result, every_s: float) -> pd.DataFrame:
     DetailError
         The run kept no rows of single steps.
     InvalidRequestError
-        `every_s` is no finite number > 0.
+        `every_s` is no finite number > 0, or so small that there are more than `MAX_ROWS` rows.
     """
     require_type("result", result, Result)
-    require_positive(InvalidRequestError, every_s=every_s)
+    [every_s] = require_positive(InvalidRequestError, every_s=every_s)
     result.require_detail("over_time()")
     steps, requests, seconds = result.steps, result.requests, result.duration_s
     names = [*STATES, "busy", "page_use", "arrivals_per_s", "finished_per_s", "output_tokens_per_s"]
     if steps.empty or not seconds > 0:
         return pd.DataFrame(columns=names, index=pd.Index([], name="start_s"), dtype=float)
+    least = seconds / MAX_ROWS
+    require(every_s >= least, "every_s", every_s, f"at least {least:.3g} s, or there are more than {MAX_ROWS} rows")
     first, last = float(requests.arrival_s.min()), result.end_s
     edges = np.append(first + every_s * np.arange(np.ceil(seconds / every_s)), last)
     width = np.diff(edges)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from contbatch.checks import is_int, is_key, require, tuple_of
+from contbatch.checks import is_int, python_number, require, tuple_of
 
 
 def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length: int | None) -> int:
@@ -13,17 +13,22 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
         require(False, f"request {request_id!r}", (token_ids, length), given)
     if token_ids is not None:
         if not _is_sequence(token_ids):
-            require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+            require(
+                False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids, integers ≥ 0"
+            )
         length = len(token_ids)
     if not is_int(length, 1):
-        require(False, f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
+        length = python_number(length)
+        require(is_int(length, 1), f"the prompt length of request {request_id!r}", length, "an integer ≥ 1")
     return length or 0
 
 
 def _is_sequence(token_ids: object) -> bool:
-    """Whether slices can be taken of it, and a prefix cache can look for its items; a model looks at these itself."""
+    """Whether slices can be taken of it and a list holds token ids; what else it is, a model looks at itself."""
     if isinstance(token_ids, (list, tuple)):
-        return is_key(tuple(token_ids))
+        if {*map(type, token_ids)} == {int}:
+            return bool(min(token_ids) >= 0)
+        return all(is_int(python_number(token), 0) for token in token_ids)
     return _is_sliced(type(token_ids)) and getattr(token_ids, "ndim", 1) == 1  # type: ignore[arg-type]
 
 
@@ -38,6 +43,6 @@ def end_tokens(request_id: int | str, token_ids: Sequence[int]) -> tuple[int, ..
     if isinstance(token_ids, tuple) and not token_ids:
         return ()
     name, limit = f"eos_token_ids of request {request_id!r}", "a sequence of integers ≥ 0"
-    given = tuple_of(token_ids, name, limit)
+    given = tuple(map(python_number, tuple_of(token_ids, name, limit)))
     require(all(is_int(token, 0) for token in given), name, token_ids, limit)
     return given

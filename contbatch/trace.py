@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from contbatch.arrivals import Arrivals
-from contbatch.checks import is_int, require, require_positive, tuple_of
+from contbatch.checks import is_int, python_number, require, require_positive, take_python_numbers, tuple_of
 from contbatch.errors import WorkloadError
 from contbatch.portable import uniforms
 from contbatch.turn import Client, Turn
@@ -36,6 +36,7 @@ class Trace(Workload):
     num_reordered: int = 0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         object.__setattr__(self, "rows", tuple_of(self.rows, "rows", "turns", WorkloadError))
         _require(all(isinstance(row, Turn) for row in self.rows), "rows", self.rows[:1], "turns")
         _require(isinstance(self.name, str), "name", self.name, "a string")
@@ -51,7 +52,7 @@ class Trace(Workload):
 
     def head(self, n: int) -> "Trace":
         """Return the first n sessions; `WorkloadError` if there are fewer."""
-        sessions = self._sessions(n)
+        sessions = self._sessions(n := python_number(n))
         return self.replace(rows=[turn for session in sessions[:n] for turn in session])
 
     def sample(self, n: int, seed: int = 0, *, oversample: bool = False) -> "Trace":
@@ -60,8 +61,9 @@ class Trace(Workload):
         Without `oversample` none is drawn twice, and asking for more than there are raises `WorkloadError`; with it
         each draw is from all of them.
         """
-        sessions = self._sessions(0 if oversample else n)
+        n, seed = python_number(n), python_number(seed)
         require_seeded(seed, n=n)
+        sessions = self._sessions(0 if oversample else n)
         _require(bool(sessions), "the number of rows to sample from", 0, "at least 1")
         u = uniforms(n if oversample else len(sessions), seed, "sample")
         chosen = (u * len(sessions)).astype(int).tolist() if oversample else u.argsort(kind="stable")[:n].tolist()
@@ -69,7 +71,7 @@ class Trace(Workload):
 
     def at_rate(self, rate: float) -> "Trace":
         """Stretch or shrink the times of arrival so that sessions come at `rate` a second on average."""
-        require_positive(WorkloadError, rate=rate)
+        [rate] = require_positive(WorkloadError, rate=rate)
         sessions = self._sessions(2)
         times = [session[0].delay_s for session in sessions]
         first, lasts = min(times), max(times) - min(times)
@@ -79,7 +81,7 @@ class Trace(Workload):
 
     def with_arrivals(self, arrivals: Arrivals, seed: int = 0) -> "Trace":
         """Keep the lengths, in their order, but let the sessions come when a process says."""
-        require_seeded(seed)
+        require_seeded(seed := python_number(seed))
         return self._arriving(arrivals.times(len(self._sessions(0)), seed, "arrivals").tolist())
 
     def with_client(self, client: Client) -> "Trace":

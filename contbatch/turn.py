@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, overload
 
-from contbatch.checks import is_int, is_real, require, tuple_of
+from contbatch.checks import is_int, is_real, python_number, require, take_python_numbers, tuple_of
 from contbatch.errors import WorkloadError
 
 _require = partial(require, error=WorkloadError)
@@ -38,6 +38,7 @@ class Client:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         for name in ("client_id", "cache_salt"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, str), name, value, "a string or None")
@@ -84,23 +85,31 @@ class Turn:
         if not isinstance(self.prompt, tuple) or {*map(type, self.prompt)} != {Segment}:
             object.__setattr__(self, "prompt", _segments(self.prompt))
         if not is_int(self.session, 0):
-            _require(False, "session", self.session, "an integer ≥ 0")
+            self._refuse("session", self.session, "an integer ≥ 0")
         if not (is_real(self.delay_s) and self.delay_s >= 0):
-            _require(False, "delay_s", self.delay_s, "finite seconds ≥ 0")
+            self._refuse("delay_s", self.delay_s, "finite seconds ≥ 0")
         for key, num_tokens in self.prompt:
             if not is_int(key):
-                _require(False, "the key of a segment", key, "an integer")
+                self._refuse("the key of a segment", key, "an integer")
             if not is_int(num_tokens, 1, _MOST):
-                _require(False, "num_tokens of a segment", num_tokens, f"an integer in [1, {_MOST}]")
+                self._refuse("num_tokens of a segment", num_tokens, f"an integer in [1, {_MOST}]")
         if not self.prompt:
-            _require(False, "prompt", self.prompt, "at least one segment")
+            self._refuse("prompt", self.prompt, "at least one segment")
         if not is_int(self.output_tokens, 1):
-            _require(False, "output_tokens", self.output_tokens, "an integer ≥ 1")
+            self._refuse("output_tokens", self.output_tokens, "an integer ≥ 1")
         if type(self.client) is not Client:
             require_client(self.client)
         most = self.client.max_tokens
         if most is not None and self.output_tokens > most:
-            _require(False, "output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
+            self._refuse("output_tokens", self.output_tokens, f"at most max_tokens = {most} of its client")
+
+    def _refuse(self, name: str, value: object, limit: str) -> None:
+        """Raise `WorkloadError`, unless what is wrong is that numbers are NumPy's: they become Python's."""
+        if python_number(value) is value:
+            _require(False, name, value, limit)
+        take_python_numbers(self)
+        object.__setattr__(self, "prompt", _segments(self.prompt))
+        self.__post_init__()
 
     @property
     def num_new_tokens(self) -> int:
@@ -112,7 +121,7 @@ def _segments(prompt: object) -> tuple[Segment, ...]:
     limit = "segments, or pairs of a key and a number of tokens"
     pairs = tuple_of(prompt, "prompt", limit, WorkloadError)
     _require(all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs), "prompt", prompt, limit)
-    return tuple(Segment(*pair) for pair in pairs)
+    return tuple(Segment(*map(python_number, pair)) for pair in pairs)
 
 
 class PromptTokens(Sequence[int]):

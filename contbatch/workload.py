@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from contbatch.arrivals import Arrivals, PoissonArrivals
-from contbatch.checks import is_int, is_real, replaced, require
+from contbatch.checks import is_int, is_real, replaced, require, take_python_numbers
 from contbatch.errors import WorkloadError
 from contbatch.lengths import Lengths, Uniform, as_lengths, zipf_ranks
 from contbatch.portable import integers
@@ -68,6 +68,7 @@ class SharedPrefix:
     exponent: float = 0.0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         object.__setattr__(self, "tokens", as_lengths(self.tokens, "tokens"))
         count, limit = self.num_prefixes, f"an integer in [1, {MAX_REQUESTS}]"
         _require(is_int(count, 1, MAX_REQUESTS), "num_prefixes", count, limit)
@@ -125,6 +126,7 @@ class OpenLoop(Workload):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         _require(isinstance(self.arrivals, Arrivals), "arrivals", self.arrivals, "one of contbatch.arrivals")
         require_seeded(self.seed, num_requests=self.num_requests)
         require_asked(self.prefix, self.client)
@@ -151,6 +153,7 @@ class Poisson(OpenLoop):
     arrivals: Arrivals = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         object.__setattr__(self, "arrivals", PoissonArrivals(self.rate))
         super().__post_init__()
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import contbatch as cb
 from contbatch import arrivals, lengths
 from contbatch.errors import ContbatchError, CostModelError, InvalidRequestError, RunnerError
+from contbatch.prefix_cache import PrefixCache
+from contbatch.prompts import encode, listed
 from contbatch.simulation import simulated_engine
 from contbatch.source import Source
 
@@ -187,6 +189,54 @@ def test_a_run_of_what_is_no_request_ends_with_its_error_and_what_was_done_befor
     assert engine.run([short_request("a", output=3, at=60.0)]).requests.output_tokens.tolist() == [3]
     with pytest.raises(InvalidRequestError, match="a list of requests, got 5"):
         engine.run(5, in_order=in_order)
+
+
+class OnlySteps:
+    def seconds(self, shape):
+        return 0.0
+
+
+class OnlySwaps:
+    def swap_seconds(self, num_pages, page_size):
+        return 0.0
+
+
+REFUSED = [
+    (lambda: cb.Simulated(cost=OnlySteps()), "cost must be .* with a method swap_seconds, got <.*OnlySteps"),
+    (lambda: cb.Simulated(cost=OnlySwaps()), "cost must be .* with a method seconds, got <.*OnlySwaps"),
+    (lambda: cb.by_client(RESULT, ttft=1), "a limit of latency must be one of ttft_s, tpot_s, e2e_s, got 'ttft'"),
+    (lambda: RESULT.attainment(tpot=1), "a limit of latency must be .* got 'tpot'"),
+    (lambda: RESULT.goodput(e2e=1), "a limit of latency must be .* got 'e2e'"),
+    (lambda: PrefixCache(8), "pool must be of type PagePool, got 8"),
+    (
+        lambda: cb.over_time(RESULT, 1e-9),
+        "every_s must be at least .* s, or there are more than 1000000 rows, got 1e-09",
+    ),
+    (lambda: cb.explore(EXPERIMENT, draw="x"), "draw must be callable, got 'x'"),
+    (lambda: cb.limits_bound({"a": RESULT}, at_least=70), r"at_least must be .* in \[0, 1\], got 70"),
+    (lambda: cb.limits_bound({"a": RESULT}, at_least=-0.1), r"at_least must be .* in \[0, 1\], got -0.1"),
+    (
+        lambda: cb.Request(0, [1.5, -5]),
+        r"prompt_token_ids of request 0 must be a list .* integers ≥ 0, got \[1.5, -5\]",
+    ),
+    (lambda: cb.Request(0, (1, -5)), "integers ≥ 0, got .1, -5"),
+    (lambda: cb.Request(0, [1, True]), r"integers ≥ 0, got \[1, True\]"),
+    (lambda: listed([True, False]) and encode([True, False], None), "a prompt is text, token ids or .* got True in it"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:24] for _, message in REFUSED])
+def test_what_is_wrong_is_said_where_it_is_given(call, message):
+    with pytest.raises(ContbatchError, match=message):
+        call()
+
+
+def test_what_is_at_the_limit_is_taken():
+    rows = cb.over_time(RESULT, RESULT.duration_s / 1e6)
+    assert 999_999 <= len(rows) <= 1_000_001
+    assert [cb.limits_bound({"a": RESULT}, at_least=share).shape[0] for share in (0, 1)] == [1, 1]
+    assert cb.Request(0, [np.int64(3), 0]).num_prompt_tokens == 2
+    assert PrefixCache(cb.PagePool(2, 2)).hit_rate != 0
 
 
 def test_ids_that_nobody_can_have_are_unknown_ones():

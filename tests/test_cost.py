@@ -125,6 +125,17 @@ def test_a_chunk_costs_what_it_adds():
     assert attention == pytest.approx(4 * 32 * 4096 * 512 * 512 / 312e12, rel=1e-9)
 
 
+def test_a_short_chunk_behind_a_long_context_is_bound_by_reading_that():
+    cost = Roofline("A100-40GB", "opt-13b", **IDEAL)
+    for start in (4000, 8000):
+        attention = cost.seconds(prefill(2, start)) - cost.seconds(
+            prefill(2)._replace(prefill_context=0, prefill_pairs=0)
+        )
+        # Keys and values of both tokens and all before them, once: 800 KiB each. Arithmetic takes a hundredth of it.
+        assert attention == pytest.approx((start + 2) * 800 * 1024 / 1555e9, rel=1e-9)
+        assert 4 * 40 * 5120 * (2 * start + 3) / 312e12 < attention / 90
+
+
 def test_rows_without_logits_do_not_touch_the_last_layer():
     cost = Roofline("A100-80GB", "llama-2-7b", **IDEAL)
     shape = prefill(512)

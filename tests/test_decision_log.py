@@ -1,10 +1,14 @@
 """The decision log: it says what happened, replays without a scheduler, and is the same for the same workload."""
 
+import gc
 import os
+import pickle
 import random
 import subprocess
 import sys
+import weakref
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -322,6 +326,47 @@ def test_a_log_begins_with_its_scheduler():
     scheduler.update(scheduler.schedule(), {"a": 1})
     with pytest.raises(SchedulerError, match="begins before"):
         cb.DecisionLog().begin(scheduler.schedule(), scheduler, 0.0)
+
+
+EXPERIMENT = cb.Experiment(workload=cb.Poisson(rate=8, num_requests=10))
+
+
+@pytest.mark.parametrize("changes", [{}, {"policy": Orca()}, {"num_pages": 200, "prefix_cache": True}])
+def test_a_log_of_one_run_is_not_that_of_another(changes):
+    log = cb.DecisionLog()
+    first = cb.run(EXPERIMENT, log=log)
+    rows = list(log.rows)
+    with pytest.raises(SchedulerError, match=f"holds {len(rows)} steps of 10 requests of another run"):
+        cb.run(EXPERIMENT.replace(**changes), log=log)
+    assert first.decisions is log
+    assert (log.rows, len(log.requests)) == (rows, 10)
+
+
+def test_a_log_goes_on_with_its_scheduler_only(tmp_path):
+    engine, _ = logged(ChunkedPrefill(), [request("a", 4, 5)])
+    run_to_the_end(engine)
+    steps = len(engine.log)
+    engine.add(request("b", 4, 5))
+    run_to_the_end(engine)
+    assert len(engine.log) == 2 * steps
+    again = [deepcopy(engine.log), cb.DecisionLog.load(engine.log.save(tmp_path / "log.jsonl"))]
+    again.append(pickle.loads(pickle.dumps(engine.log)))
+    engine.add(request("c", 4, 5))
+    step = engine.scheduler.schedule()
+    for log in again:
+        assert log == engine.log
+        with pytest.raises(SchedulerError, match=f"holds {2 * steps} steps of 2 requests"):
+            log.begin(step, engine.scheduler, engine.now)
+
+
+def test_a_log_does_not_keep_its_scheduler():
+    engine, _ = logged(ChunkedPrefill(), [request("a", 4, 5)])
+    run_to_the_end(engine)
+    log, scheduler = engine.log, weakref.ref(engine.scheduler)
+    del engine
+    gc.collect()
+    assert scheduler() is None
+    assert log.rows
 
 
 # ---- two runs differ ---------------------------------------------------------------------------------------------

@@ -1,5 +1,11 @@
 """Feeding an engine: requests made as they arrive, and the bar."""
 
+import os
+import re
+import subprocess
+import sys
+from itertools import accumulate
+
 import pytest
 from fake_runner import engine_of, request
 from hypothesis import given, settings
@@ -13,7 +19,7 @@ from contbatch.sessions import ClosedLoop
 
 class Bar:
     def __init__(self):
-        self.steps = []
+        self.steps, self.totals = [], []
 
     def __call__(self, total, unit, shown):
         self.total, self.unit, self.shown = total, unit, shown
@@ -27,6 +33,7 @@ class Bar:
 
     def update(self, step):
         self.steps.append(step)
+        self.totals.append(self.total)
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,9 +88,42 @@ def test_a_simulation_shows_its_time(monkeypatch):
     monkeypatch.setattr("contbatch.engine_run.progress_bar", bar)
     load = cb.Poisson(rate=1, num_requests=30, output=Uniform(1, 50))
     result = cb.simulate(load, progress=True)
-    assert (bar.unit, bar.shown, bar.total) == ("s", True, max(turn.delay_s for turn in load.turns()))
+    assert (bar.unit, bar.shown, bar.totals[0]) == ("s", True, max(turn.delay_s for turn in load.turns()))
     assert sum(bar.steps) == pytest.approx(result.end_s)
-    assert result.end_s > bar.total
+    assert bar.total == result.end_s > bar.totals[0]
+    assert all(done <= total + 1e-9 for done, total in zip(accumulate(bar.steps), bar.totals, strict=True))
+
+
+PRINTED = """
+import contbatch as cb
+from contbatch.simulation import simulated_engine
+load = cb.OpenLoop(arrivals=cb.arrivals.{arrivals}, num_requests=9, output=99)
+{run}
+"""
+KNOWN, UNKNOWN = (
+    "cb.simulate(load, progress=True, fast_forward=False)",
+    "simulated_engine().run(load.requests(), progress=True)",
+)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "run", "line"),
+    [
+        ("PoissonArrivals(1)", KNOWN, r" *\d+%\|.*\| (\d+\.\d)/(\d+\.\d) s \[\d\d:\d\d\]"),
+        ("AllAtOnce()", KNOWN, r"(?: *\d+%)?\|.*\| (\d+\.\d)/(\d+\.\d) s \[\d\d:\d\d\]"),
+        ("AllAtOnce()", UNKNOWN, r"(\d+\.\d) s \[\d\d:\d\d\]"),
+    ],
+)
+def test_the_bar_of_a_simulation_as_it_is_printed(arrivals, run, line):
+    code = PRINTED.format(arrivals=arrivals, run=f"print({run}.end_s)")
+    env = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"} | {"TQDM_MININTERVAL": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", check=True)
+    shown = [re.fullmatch(line, text.rstrip()) for text in re.split(r"[\r\n]+", done.stderr) if text.strip()]
+    assert len(shown) >= 2
+    assert all(shown)
+    numbers = [[float(number) for number in match.groups()] for match in shown]
+    assert all(seconds[0] <= seconds[-1] for seconds in numbers)
+    assert {*numbers[-1]} == {round(float(done.stdout), 1)}
 
 
 def test_clients_who_do_not_come_in_order():

@@ -163,5 +163,8 @@ def test_bad_values_are_refused():
         cb.simulate_fleet(POISSON, 0)
     with pytest.raises(RouterError, match="instance of Router"):
         cb.simulate_fleet(POISSON, 2, cb.LeastTokens)
-    with pytest.raises(TypeError, match="seats"):
+    with pytest.raises(InvalidRequestError, match=r"a limit of replicas must be one of .*max_num_seqs.* got 'seats'"):
         cb.simulate_fleet(POISSON, 2, seats=4)
+    for own in ({"seats": 4}, {"decode": {"seats": 4}}, {"prefill": {"log": cb.DecisionLog()}}):
+        with pytest.raises(InvalidRequestError, match=r"a limit of replicas must be .* got '(seats|log)'"):
+            cb.simulate_disaggregated(POISSON, num_prefill=1, num_decode=1, **own)

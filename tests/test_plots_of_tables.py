@@ -225,3 +225,12 @@ def test_the_front_is_named_and_the_rest_is_grey():
         cb.plots.pareto(table, "tokens", "seats", by="name")
     with pytest.raises(InvalidRequestError, match="y_best must be 'high' or 'low', got 'best'"):
         cb.plots.pareto(table, "tokens", "wait", by="name", y_best="best")
+
+
+@pytest.mark.parametrize("plot", [cb.plots.gantt, cb.plots.queue, cb.plots.memory, cb.plots.waste])
+def test_a_picture_of_what_a_run_did_not_keep_is_refused_before_a_figure_is_made(plot):
+    brief = cb.simulate(cb.Poisson(rate=4, num_requests=5), detail=False)
+    with pytest.raises(DetailError, match=r"a picture of its \w+ needs a run with detail=True"):
+        plot(brief)
+    assert plt.get_fignums() == []
+    cb.plots.latency_cdf(brief, "ttft_s")

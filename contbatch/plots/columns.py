@@ -18,8 +18,13 @@ def require_columns(table: pd.DataFrame, *names: str) -> None:
 
 
 def table_of(given: Any, part: str, *columns: str) -> pd.DataFrame:
-    """Return the part of a result that is drawn ("waste" too), or the table itself; `InvalidRequestError` as above."""
+    """Return the part of a result that is drawn ("waste" too), or the table itself; `InvalidRequestError` as above.
+
+    `DetailError` if the run did not keep that part.
+    """
     if isinstance(given, Result):
+        if part != "requests":
+            given.require_detail(f"a picture of its {part}")
         given = given.waste().set_axis(given.steps.start_s) if part == "waste" else getattr(given, part)
     require(isinstance(given, pd.DataFrame), "what is drawn", given, f"a Result, or its table `{part}`")
     table: pd.DataFrame = given

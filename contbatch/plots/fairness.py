@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from contbatch.checks import is_real, require
+from contbatch.checks import is_real, python_number, require
 from contbatch.metrics import Result
 from contbatch.plots.colours import line_style
 from contbatch.plots.columns import table_of, title_of
@@ -47,7 +47,7 @@ def fairness(
     InvalidRequestError
         A table without one of the columns, or weights that are no numbers ≥ 0.
     """
-    weights = input_weight, output_weight
+    input_weight, output_weight = weights = python_number(input_weight), python_number(output_weight)
     require(all(is_real(w) and w >= 0 for w in weights), "input_weight, output_weight", weights, "numbers ≥ 0")
     table = table_of(run, "requests", *COLUMNS)
     served = table[table.admitted_s.notna() & table.generated_s.notna()]

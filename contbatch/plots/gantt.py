@@ -66,6 +66,8 @@ def gantt(
     ------
     InvalidRequestError
         A table without one of the columns.
+    DetailError
+        A Result that did not keep who sat where when.
     """
     if by not in ("step", "second"):
         raise InvalidRequestError(f"by must be 'step' or 'second', got {by!r}")

@@ -31,6 +31,8 @@ def queue(run: Result | pd.DataFrame, *, title: str = "", ax: "Axes | None" = No
     ------
     InvalidRequestError
         A table without one of the columns.
+    DetailError
+        A Result that did not keep a row for each step.
     """
     steps = table_of(run, "steps", "start_s", "waiting", "seats", "held_seats")
     ax = plt.subplots(figsize=(10, 3), layout="constrained")[1] if ax is None else ax

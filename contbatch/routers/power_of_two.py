@@ -2,7 +2,7 @@
 
 from random import Random
 
-from contbatch.checks import is_int, require
+from contbatch.checks import is_int, python_number, require
 from contbatch.request import Request
 from contbatch.routers.router import Loads, Router
 
@@ -20,6 +20,7 @@ class PowerOfTwo(Router):
     """
 
     def __init__(self, seed: int = 0) -> None:
+        seed = python_number(seed)
         require(is_int(seed, 0), "seed", seed, "an integer ≥ 0")
         self.seed = seed
         self._random = Random(seed)

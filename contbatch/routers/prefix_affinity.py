@@ -1,6 +1,6 @@
 """To whoever has seen the beginning of the prompt before."""
 
-from contbatch.checks import is_limit, require, require_counts
+from contbatch.checks import is_limit, python_number, require, require_counts
 from contbatch.request import Request
 from contbatch.routers.router import Loads, Router
 
@@ -22,7 +22,7 @@ class PrefixAffinity(Router):
     """
 
     def __init__(self, block_size: int = 64, lead: float = 16384) -> None:
-        require_counts(block_size=block_size)
+        [block_size], lead = require_counts(block_size=block_size), python_number(lead)
         require(is_limit(lead), "lead", lead, "a number of tokens ≥ 0")
         self.block_size, self.lead = block_size, lead
         self._last: dict[int, int] = {}
