@@ -122,7 +122,7 @@ per_day = np.geomspace(1e4, 2e6, 60)
 bills = [pd.DataFrame({"who": "API", "requests": per_day, "bill": per_day * prices.api_request(prompt, output)})]
 bills += [pd.DataFrame({"who": name, "requests": per_day, "bill": [prices.host_day(n, rate) for n in per_day]}) for name, rate in served.items() if name != "one at a time"]
 axis = cb.plots.curves(pd.concat(bills), "requests", "bill", by="who", log="xy", xlabel="requests a day", ylabel="cost of a day", title="what a day costs")
-for line, width in zip(axis.lines, (1.5, 10, 6, 1.5)):  # whoever needs one server pays the same
+for line, width in zip(axis.lines, (1.5, 8, 5, 1.5)):  # whoever needs one server pays the same
     line.set(linewidth=width, markersize=0)
 legend = axis.legend(fontsize=8, frameon=False)
 axis.xaxis.set_major_formatter("{x:,.0f}")
