@@ -239,8 +239,8 @@ axes[0].set_ylabel("median step [ms]")
 legend = axes[0].legend(fontsize=7)
 
 # %% [markdown]
-# Where dots lie off their line, a cost is missing, or the machine was another one at that moment. Among the few rows, for one, the formula is flat whatever
-# the dots do. docs/simulation.md has what the three costs changed in the benchmark's five rounds, which say more than two here, and what is left:
+# Where dots lie off their line, a cost is missing, or the machine was another one at that moment. Among the few rows, for one, a
+# further row adds to the formula no more than its logits and the positions that it reads, whatever the dots do. docs/simulation.md has what the three costs changed in the benchmark's five rounds, which say more than two here, and what is left:
 #
 # - **Queues multiply errors.** In **poisson** with static batches, who comes a moment too late waits for a whole batch more.
 # - **The machine.** A single hiccup is the P99 of two dozen requests.
