@@ -70,12 +70,17 @@ curve = pd.DataFrame([{"server": name, "offered": rate, **result.summary()} for 
 curve["latency_ms"] = 1e3 * curve.normalized_latency_s_p50
 columns = {"offered": 1, "requests_per_s": 2, "latency_ms": 0, "mean_seqs": 1}
 print(curve[["server", *columns]].round(columns).to_string(index=False))
+last = max(runs["static, 1 at a time", 0.3].requests.arrival_s)
+print(f"\nthe draws of this seed: {offered / last / 0.3:.2f} of the rate that is asked for")
 
 # %%
 axes = {"xlabel": "throughput [requests/s]", "ylabel": "median normalised latency [ms/token]", "log": "xy"}
 ax = cb.plots.curves(curve, "requests_per_s", "latency_ms", by="server", limit=190, limit_label="190 ms: the paper's point", title=f"GPT-3 175B on 16 {card}, simulated", **axes)
 
 # %% [markdown]
+# Far below saturation less is served than offered for two reasons: a seed's draws differ from their rate, by the same factor at every rate (the line below the
+# table), and a run ends with the last answer, some time after the last arrival.
+#
 # As in the paper, the static curves turn up early: whoever arrives while a batch runs waits for its longest answer. Where more requests are
 # offered than can be served, latency grows with the length of the run (here 400 requests), so the last points of a line mean only "too
 # many".

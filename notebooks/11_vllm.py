@@ -66,7 +66,8 @@ print(f"{gpu.kv_capacity // 2048} requests of 2,048 tokens  paper: 7")
 # %% [markdown]
 # ## Runs
 #
-# Each layout at rates around what it can bear, and at 6 requests/s, which is too many for all.
+# Each layout at rates around what it can bear, and at 6 requests/s, which is too many for all. Where little is offered, less is served for two reasons: the
+# draws of a seed differ from their rate (by what the last line says, at every rate), and a run ends with the last answer, some time after the last arrival.
 
 # %%
 rates = {"Orca (max)": (0.7, 0.85, 1, 2, 6), "Orca (power of two)": (6,), "Orca (oracle)": (1.5, 2, 3, 6), "pages": (2, 3, 4, 6)}
@@ -75,6 +76,8 @@ curve = pd.DataFrame([{"layout": name, "offered": rate, **result.summary()} for 
 curve["latency_ms"] = 1e3 * curve.normalized_latency_s_mean
 columns = {"offered": 2, "requests_per_s": 2, "latency_ms": 0, "mean_seqs": 1, "preemptions": 0}
 print(curve[["layout", *columns]].round(columns).to_string(index=False))
+last = runs["pages", 2].requests.arrival_s.max()
+print(f"\nthe draws of this seed: {num_requests / last / 2:.2f} of the rate that is asked for")
 
 # %% [markdown]
 # ## Figure 2: where the memory goes
@@ -101,8 +104,8 @@ paper = {"Orca (max)": [20.4, 13.3, 57.3, 8.9], "Orca (power of two)": [26.8, 17
 print(pd.DataFrame(paper, index=ours.columns).T.to_string() + "\npages                  96.3")
 
 # %% [markdown]
-# *Max* agrees within a point: the reservation decides nearly everything. (For *power of two* and *oracle* we were told the last two
-# numbers the other way round; but who knows the length reserves nothing in vain, so 36.6 must be external.) In these two the paper has
+# *Max* agrees within a point: the reservation decides nearly everything. (Which of the last two numbers is which, for *power of two* and *oracle*, is
+# deduced, not read off the figure: who knows the length reserves nothing in vain, so 36.6 must be external.) In these two the paper has
 # far more external waste. It gave Orca a buddy allocator, which hands out runs of powers of two; ours takes the first run
 # that fits, of just the length asked for. Max's 2,048 is a power of two, so there it makes no difference.
 #

@@ -102,7 +102,7 @@ table = pd.DataFrame({name: 1e3 * row[["tpot_s", "max_itl_s"]].astype(float) for
 print(table.rename(columns={"tpot_s": "time per token [ms]", "max_itl_s": "longest gap [ms]"}).round(1).to_string())
 
 # %% [markdown]
-# ## Few users: no queue, no gain
+# ## Few users: no queue, less to gain
 #
 # A seat can be refilled only if somebody waits. Clients ask, wait for the answer, and ask again at once; there are 16 seats.
 

@@ -68,7 +68,8 @@ axis = cb.plots.curves(table, "rate", "goodput", by="way", band=("goodput_low", 
 
 # %% [markdown]
 # The bands of the three lie over each other: with these lengths and this promise, what divides them is mostly chance.
-# One run of each would have named a winner.
+# One run of each would have named a winner. A band may leave what is possible, below 0 or above 100 %: Student's t knows no such bounds, and
+# five runs that differ widely near one of them are few for it.
 #
 # ## Who got it
 #
