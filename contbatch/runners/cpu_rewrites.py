@@ -1,0 +1,46 @@
+"""What a W8A8 graph is changed to before OpenVINO compiles it: the same numbers, or more exact ones, in fewer nodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openvino as ov
+from openvino.opset13 import convert, minimum
+
+
+def hand_over_codes(attention: ov.Node, with_codes: Callable[[float], ov.Node]) -> None:
+    """Let an attention node whose output is rounded to 8 bits write the codes.
+
+    `with_codes` makes a node like it that writes int8 codes of a step, the distance between two.
+    """
+    for node in _users(attention):
+        node = _users(node)[0] if node.get_type_name() == "Convert" else node
+        if node.get_type_name() == "FakeQuantize":
+            (codes,) = _users(node)
+            least: Any = node.input_value(1).get_node()
+            codes.output(0).replace(with_codes(float(least.get_data().flat[0]) / -128).output(0))
+
+
+def join_rounding(graph: ov.Model) -> None:
+    """Let the rest be rounded to 8 bits by the node that makes it, or by one that takes bfloat16.
+
+    OpenVINO's own node of rounding takes float32, for which another must widen, but it becomes part of an elementwise
+    node that comes before it: here one that cuts off what is beyond the largest code.
+    """
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "FakeQuantize":
+            node.input(0).replace_source_output(minimum(node.input_value(0), node.input_value(2)).output(0))
+
+
+def keep_residuals(graph: ov.Model) -> None:
+    """Keep OpenVINO from moving scales through the sums of the residual stream, which takes a node more for each layer.
+
+    It doesn't move them through a conversion; one to bfloat16 and back is none in a graph that computes in bfloat16.
+    """
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "Add" and node.get_friendly_name().endswith("_residual"):
+            narrow = convert(node.input_value(1), "bf16")
+            node.input(1).replace_source_output(convert(narrow, "f32").output(0))
+
+
+def _users(node: ov.Node) -> list[ov.Node]:
+    return [target.get_node() for target in node.output(0).get_target_inputs()]
