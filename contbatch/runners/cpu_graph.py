@@ -82,31 +82,11 @@ def compiled(
 
     Raises `ModelFileError` where OpenVINO can't read it. See `contbatch.runners.cpu.CPUModel` for the arguments.
     """
-    layers, shared, shapes = iter(range(config.num_layers)), proxy(pages), list[ov.Output]()
-    width = config.num_heads * config.head_size
     # Of a graph that computes in bfloat16 attention takes and gives just that. On a CPU without it nothing does.
     bfloat16 = precision != "f32" and "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if bfloat16:
         pages.qkv_type = np.dtype(np.uint16)
-
-    def attention(node: Any) -> list[ov.Output]:
-        packed = node.get_input(0)
-        if config.qk_norm:
-            packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
-        if bfloat16:
-            packed = convert(packed, "bf16").output(0)
-        if not shapes:  # the same in all layers
-            shapes.append(slice_of(packed, *(constant([i]) for i in (0, width, 1, 1))).output(0))
-        output = _Attention([*shapes, packed], shared, next(layers), ov.Type.bf16 if bfloat16 else ov.Type.f32)
-        caches = node.get_input(3), node.get_input(4)
-        return [(convert(output, "f32") if bfloat16 else output).output(0), *caches]
-
-    frontend = FrontEndManager().load_by_framework("onnx")
-    frontend.add_extension(ConversionExtension("PagedAttention", "com.microsoft", attention))
-    try:
-        graph = frontend.convert(frontend.load(path))
-    except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
-        raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
+    graph = _read(path, config, pages, bfloat16)
     weights = MappedWeights(Path(f"{path}.data"), graph)
     for result in graph.get_results()[1:]:  # the first is the logits
         graph.remove_result(result)
@@ -117,7 +97,7 @@ def compiled(
         graph.add_outputs(list(observed))
     if precision == "w8a8":
         for node in list(pages.nodes):
-            hand_over_codes(node, node.with_codes)
+            hand_over_codes(node)
         if bfloat16:
             join_rounding(graph)
             keep_residuals(graph)
@@ -136,6 +116,31 @@ def compiled(
     request = core().compile_model(graph, "CPU", options).create_infer_request()
     weights.release()
     return request, weights
+
+
+def _read(path: str, config: ModelConfig, pages: CPUPages, bfloat16: bool) -> ov.Model:
+    """Read a graph, with nodes of attention that take and give bfloat16, or float32."""
+    layers, shared, shapes = iter(range(config.num_layers)), proxy(pages), list[ov.Output]()
+    width = config.num_heads * config.head_size
+
+    def attention(node: Any) -> list[ov.Output]:
+        packed = node.get_input(0)
+        if config.qk_norm:
+            packed = concat([node.get_input(i) for i in range(3)], axis=1).output(0)
+        if bfloat16:
+            packed = convert(packed, "bf16").output(0)
+        if not shapes:  # the same in all layers
+            shapes.append(slice_of(packed, *(constant([i]) for i in (0, width, 1, 1))).output(0))
+        output = _Attention([*shapes, packed], shared, next(layers), ov.Type.bf16 if bfloat16 else ov.Type.f32)
+        caches = node.get_input(3), node.get_input(4)
+        return [(convert(output, "f32") if bfloat16 else output).output(0), *caches]
+
+    frontend = FrontEndManager().load_by_framework("onnx")
+    frontend.add_extension(ConversionExtension("PagedAttention", "com.microsoft", attention))
+    try:
+        return frontend.convert(frontend.load(path))
+    except Exception as error:  # of OpenVINO, some of which are RuntimeErrors
+        raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
 
 
 @functools.cache

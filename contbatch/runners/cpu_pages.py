@@ -42,7 +42,8 @@ class CPUPages:
         self.layers = self.arrays if len(self.arrays) == 4 else [*self.arrays, no_scales, no_scales]
         """See `plugins.paged_attention.team.Pages`."""
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
-        self.qkv_type = np.dtype(np.float32)
+        self.qkv_type: np.dtype[Any] = np.dtype(np.float32)
+        """Of the rows that attention takes: float32, or uint16 holding bfloat16."""
         self.steps = np.zeros(layers, np.float32)
         """Of a layer whose attention is to come out as int8 the distance between two codes."""
         self.team: Team | None = None

@@ -1,23 +1,22 @@
 """What a W8A8 graph is changed to before OpenVINO compiles it: the same numbers, or more exact ones, in fewer nodes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openvino as ov
 from openvino.opset13 import convert, minimum
 
 
-def hand_over_codes(attention: ov.Node, with_codes: Callable[[float], ov.Node]) -> None:
-    """Let an attention node whose output is rounded to 8 bits write the codes.
+def hand_over_codes(attention: Any) -> None:
+    """Let an attention node whose output is rounded to 8 bits, and nothing else, write the codes.
 
-    `with_codes` makes a node like it that writes int8 codes of a step, the distance between two.
+    Its `with_codes` makes a node like it that writes int8 codes of a step, the distance between two.
     """
-    for node in _users(attention):
-        node = _users(node)[0] if node.get_type_name() == "Convert" else node
-        if node.get_type_name() == "FakeQuantize":
-            (codes,) = _users(node)
-            least: Any = node.input_value(1).get_node()
-            codes.output(0).replace(with_codes(float(least.get_data().flat[0]) / -128).output(0))
+    users = _users(attention)
+    if _kinds(users) == ["Convert"]:  # of bfloat16
+        users = _users(users[0])
+    if _kinds(users) == ["FakeQuantize"] and _kinds(codes := _users(users[0])) == ["Convert"]:
+        least: Any = users[0].input_value(1).get_node()
+        codes[0].output(0).replace(attention.with_codes(float(least.get_data().flat[0]) / -128).output(0))
 
 
 def join_rounding(graph: ov.Model) -> None:
@@ -40,6 +39,10 @@ def keep_residuals(graph: ov.Model) -> None:
         if node.get_type_name() == "Add" and node.get_friendly_name().endswith("_residual"):
             narrow = convert(node.input_value(1), "bf16")
             node.input(1).replace_source_output(convert(narrow, "f32").output(0))
+
+
+def _kinds(nodes: list[ov.Node]) -> list[str]:
+    return [node.get_type_name() for node in nodes]
 
 
 def _users(node: ov.Node) -> list[ov.Node]:

@@ -44,8 +44,8 @@ def attend(
 ):  # fmt: skip
     """Work through the tasks not yet claimed, see `StepPlan.tasks`.
 
-    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`; `output` is as in `write_row`. `matrices` is True or
-    None: int8 pages by matrix instructions, or without. Its type decides, so each has machine code of its own.
+    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`. `output` is as in `write_row`. `matrices` is True
+    or None: int8 pages by matrix instructions, or without. Its type decides, so each has machine code of its own.
     """
     head_size, group = key_cache.shape[3], num_heads // key_cache.shape[2]
     most_rows = group * ((tasks[:, 2] - tasks[:, 1]) * tasks[:, 4]).max()
