@@ -7,6 +7,7 @@ import pytest
 from quantised import export_w8a8
 
 from contbatch.calibrate import whole
+from contbatch.errors import RunnerError
 from contbatch.export import export_onnx
 from contbatch.model import random_model
 from contbatch.runners import cpu_graph
@@ -79,3 +80,11 @@ def test_eight_bits_where_there_is_no_bfloat16(tmp_path, monkeypatch):
     assert nodes["Reference", "i8"] == 2
     wanted = ReferenceModel(path, 8, 16).forward(STEP)
     assert near(logits, wanted, 0.1)
+
+
+def test_rows_of_another_type_are_refused(tmp_path):
+    model = CPUModel(export_onnx(random_model(0), tmp_path / "model.onnx"), 8, 16, precision="f32")
+    model._pages.qkv_type = np.dtype(np.uint16)
+    with pytest.raises(RunnerError, match="rows of float32, asked for were those of uint16"):
+        model.forward(STEP)
+    model.close()

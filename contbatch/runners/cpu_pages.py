@@ -67,6 +67,8 @@ class CPUPages:
         """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""
         if self.team is None:
             raise RunnerError("attention without a step")
+        if qkv.itemsize != self.qkv_type.itemsize:  # on a CPU that we don't know
+            raise RunnerError(f"OpenVINO hands over rows of {qkv.dtype}, asked for were those of {self.qkv_type}")
         self.team.attend(layer, qkv.view(self.qkv_type), output)
 
     def move(self, moves: Sequence[PageMove]) -> None:
