@@ -68,13 +68,15 @@ class Problem:
         scales = dict(zip(("key_scales", "value_scales"), self.scales, strict=False))
         return reference.paged_attention(*arguments, **heads, **scales, **self.attributes)
 
-    def cpu(self, **options):
+    def cpu(self, *, qkv=None, kind=np.float32, step=0.0, **options):
+        """Run the kernels, on other rows than `self.qkv`, or with an output of another kind, where these are given."""
+        qkv = self.qkv if qkv is None else qkv
         raw = (lambda a: a.view(np.uint16)) if self.pages is BF16 else (lambda a: a)
         caches, scales = ([array.copy() for array in arrays] for arrays in (self.caches, self.scales))
-        output = np.full((len(self.qkv), self.heads * self.head_size), np.nan, np.float32)
+        output = np.full((len(self.qkv), self.heads * self.head_size), np.nan if kind is np.float32 else 77, kind)
         shape = {"num_rows": len(self.qkv), "pages_shape": caches[0].shape, "num_heads": self.heads}
         plan = step_plan.plan_step(*self.steps(), **shape, **self.attributes, **options)
-        cpu.paged_attention(plan, self.qkv, *map(raw, caches), output, *scales)
+        cpu.paged_attention(plan, qkv, *map(raw, caches), output, *scales, output_step=step)
         return output, *caches, *scales
 
 

@@ -40,6 +40,30 @@ def test_cpu_is_dense_attention_and_the_reference(problem, num_threads):
     assert same_bits(result[2::2], expected[2::2])  # values, which are not rotated, and their scales
 
 
+@settings(max_examples=40, deadline=None)
+@given(problems(past=700), st.floats(2.0**-12, 0.5), st.integers(1, 3))
+def test_bfloat16_and_codes_are_the_float32_rounded(problem, step, num_threads):
+    halves = problem.qkv.astype(BF16)
+    problem.qkv = halves.astype(np.float32)
+    qkv = halves.view(np.uint16) if problem.pages is np.int8 else problem.qkv  # each pair is compiled on its own
+    output, *pages = problem.cpu(qkv=qkv)
+    check(problem, (output, *pages))
+    halves, *same = problem.cpu(qkv=qkv, kind=np.uint16, num_threads=num_threads)
+    assert same_bits(same, pages)
+    np.testing.assert_array_equal(halves.view(BF16), output.astype(BF16))
+    codes, *same = problem.cpu(qkv=qkv, kind=np.int8, step=step, num_threads=num_threads)
+    assert same_bits(same, pages)
+    np.testing.assert_array_equal(codes, np.clip(np.rint(output / np.float32(step)), -128, 127))
+
+
+def test_codes_half_to_even_and_of_what_is_no_number():
+    values = np.array([0.5, 1.5, -2.5, 126.5, 127.5, 200, -128.5, -300, np.inf, -np.inf, np.nan, 1e30], np.float32)
+    problem = Problem([(0, 1)])
+    problem.qkv[0, 256:] = np.resize(values, 64) * np.float32(0.25)
+    codes = problem.cpu(kind=np.int8, step=0.25)[0][0, : len(values)]
+    assert codes.tolist() == [0, 2, -2, 126, 127, 127, -128, -128, 127, -128, 0, 127]
+
+
 def test_unpacked_query_is_the_packed_one():
     problem = Problem([(5, 3), (0, 20)], heads=6, kv_heads=2)
     query, key, value = np.split(problem.qkv, [6 * 64, 8 * 64], axis=1)
@@ -239,6 +263,6 @@ def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
 def test_compiled_once_per_dtype_of_pages_and_way_of_multiplying():
     for pages in PAGES:
         Problem([(1, 1)], pages=pages, rotary_dim=2, attributes={"softcap": 1.0, "rotary_interleaved": 1}).cpu()
-    kinds = {(signature[7].dtype, signature[19]) for signature in lead.signatures}
-    assert len({kind for kind, _ in kinds}) == 3
+    kinds = {(signature[7].dtype, signature[19], signature[1].dtype) for signature in lead.signatures}
+    assert len({kind for kind, *_ in kinds}) == 3
     assert len(kinds) == len(lead.signatures)

@@ -61,6 +61,12 @@ def test_bad_input_is_named(what, run):
         run(problem)
 
 
+@pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), float("inf")])
+def test_codes_need_a_step(step):
+    with pytest.raises(RunnerError, match=f"output_step must be a finite number > 0, got {step}"):
+        Problem([(0, 2)]).cpu(kind=np.int8, step=step)
+
+
 def test_memory_layout_is_checked():
     problem = Problem([(0, 2)])
     problem.qkv = np.asfortranarray(problem.qkv)

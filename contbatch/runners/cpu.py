@@ -136,7 +136,8 @@ class CPUModel:
         pages.error = None
         try:
             with pages.begin(plan):
-                self._request.infer({name: inputs[name] for name in KEPT_INPUTS}, share_inputs=True)
+                kept = {name: inputs[name] for name in KEPT_INPUTS}
+                self._request.infer(kept, share_inputs=True, share_outputs=True)  # else it copies the logits
         except RuntimeError as error:
             cause, pages.error = pages.error, None
             if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours

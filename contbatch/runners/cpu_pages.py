@@ -42,6 +42,10 @@ class CPUPages:
         self.layers = self.arrays if len(self.arrays) == 4 else [*self.arrays, no_scales, no_scales]
         """See `plugins.paged_attention.team.Pages`."""
         self._host = [np.zeros((num_host_pages, layers, *shape), dtype) for shape, dtype in parts]
+        self.qkv_type: np.dtype[Any] = np.dtype(np.float32)
+        """Of the rows that attention takes: float32, or uint16 holding bfloat16."""
+        self.steps = np.zeros(layers, np.float32)
+        """Of a layer whose attention is to come out as int8 the distance between two codes."""
         self.team: Team | None = None
         self.error: BaseException | None = None
         self.between_layers: Callable[[], None] | None = None
@@ -51,7 +55,7 @@ class CPUPages:
     def begin(self, plan: StepPlan) -> Team:
         """Make the team of the next step."""
         self.close()
-        self.team = Team(plan, self.layers)
+        self.team = Team(plan, self.layers, self.qkv_type, self.steps)
         return self.team
 
     def close(self) -> None:
@@ -63,7 +67,9 @@ class CPUPages:
         """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""
         if self.team is None:
             raise RunnerError("attention without a step")
-        self.team.attend(layer, qkv, output)
+        if qkv.itemsize != self.qkv_type.itemsize:  # on a CPU that we don't know
+            raise RunnerError(f"OpenVINO hands over rows of {qkv.dtype}, asked for were those of {self.qkv_type}")
+        self.team.attend(layer, qkv.view(self.qkv_type), output)
 
     def move(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages; see `move_pages`."""

@@ -7,11 +7,8 @@ from numba.extending import overload
 
 from contbatch.plugins.paged_attention.amx import ROWS, close_tiles, open_tiles
 from contbatch.plugins.paged_attention.codes import attend_codes, borrow_code_room, make_code_room, prepare_codes
-from contbatch.plugins.paged_attention.gather import (
-    EXACT,
-    locate,
-    locate_first,
-)
+from contbatch.plugins.paged_attention.elements import write_row
+from contbatch.plugins.paged_attention.gather import EXACT, locate, locate_first
 from contbatch.plugins.paged_attention.intrinsics import TILE, borrowed, lines
 from contbatch.plugins.paged_attention.rotary import rotate
 from contbatch.plugins.paged_attention.tile import (
@@ -22,7 +19,6 @@ from contbatch.plugins.paged_attention.tile import (
     add_part,
     attend_floats,
     borrow_room,
-    divide,
     make_room,
     prepare,
 )
@@ -137,11 +133,11 @@ def _put_away(num_rows, span, sums, parts, first_part):
 
 @njit(**EXACT)
 def write(num_rows, per_head, group, sums, output, token, column, head_size):
-    """Fill the output of a task's rows, so many per kv head, and empty their sums."""
+    """Fill the output (see `write_row`) of a task's rows, so many per kv head, and empty their sums."""
     total, top, mix = sums
     for row in range(num_rows):
         t, start = token + row % per_head // group, column + (row // per_head * group + row % group) * head_size
-        divide(mix[row], total[row], output[t, start : start + head_size])
+        write_row(output, t, start, head_size, mix[row], total[row])
     total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
 
 

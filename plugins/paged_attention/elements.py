@@ -16,10 +16,17 @@ ABSOLUTE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 ROUNDS = np.float32(12582912)
 """1.5·2²³: a smaller float32 that meets it is rounded to an integer, half to even, which then sits in the low bits."""
 
+LEAST_CODE = np.float32(-128)
+
 
 def load(element):
     """Page element → float32, without its scale; only inside jitted code."""
     raise NotImplementedError(f"load({element!r}) outside jitted code")
+
+
+def wide(element):
+    """Element of `qkv`, float32 or a uint16 holding bfloat16 → float32, the same number; only inside jitted code."""
+    raise NotImplementedError(f"wide({element!r}) outside jitted code")
 
 
 def store(value, like):
@@ -35,6 +42,11 @@ def scaled(cache):
 @overload(scaled)
 def _scaled(cache):
     return (lambda cache: True) if cache.dtype == types.int8 else (lambda cache: False)
+
+
+@overload(wide)
+def _wide(element):
+    return (lambda element: load(element)) if element == types.uint16 else (lambda element: element)
 
 
 @overload(load)
@@ -62,15 +74,15 @@ def _store(value, like):
 
 @njit(error_model="numpy")
 def store_row(cache, scales, row, x):
-    """cache[row] = x, float32, and scales[row] if its elements need one."""
+    """cache[row] = x, see `wide`, and scales[row] if its elements need one."""
     target = cache[row]
     if not scaled(cache):
         for d in range(len(target)):
-            target[d] = store(x[d], target[d])
+            target[d] = store(wide(x[d]), target[d])
         return
     highest = np.uint32(0)  # bits of absolute values sort as their numbers do, infinity and NaN last
     for d in range(len(target)):
-        highest = max(highest, np.uint32(np.float32(x[d]).view(np.uint32) & ABSOLUTE))
+        highest = max(highest, np.uint32(np.float32(wide(x[d])).view(np.uint32) & ABSOLUTE))
     scale = np.uint32(highest).view(np.float32) / LARGEST
     if highest >= INFINITE:
         scale = np.float32(np.nan)
@@ -79,5 +91,29 @@ def store_row(cache, scales, row, x):
     scales[row] = scale
     divisor = scale if scale > np.float32(0) else np.float32(np.inf)
     for d in range(len(target)):
-        rounded = np.float32(x[d] / divisor + ROUNDS).view(np.uint32)
+        rounded = np.float32(wide(x[d]) / divisor + ROUNDS).view(np.uint32)
         target[d] = np.int8(rounded & np.uint32(0xFF)) if scale > np.float32(0) else np.int8(0)
+
+
+@njit(error_model="numpy")
+def write_row(output, token, column, head_size, mix, divisor):
+    """Write mix / divisor, rounded as the output's elements are, to head_size of them from `column` of a row on.
+
+    The output is its bytes, (num_rows, bytes of a row), the size of an element, and the distance between two codes: 4
+    bytes are a float32, 2 a bfloat16, 1 is an int8 code, to nearest, half to even, of a NaN 0.
+    """
+    rows, size, step = output
+    row = rows[token, column * size : (column + head_size) * size]
+    if size == 4:
+        floats = row.view(np.float32)
+        for d in range(head_size):
+            floats[d] = mix[d] / divisor
+    elif size == 2:
+        halves = row.view(np.uint16)
+        for d in range(head_size):
+            halves[d] = store(mix[d] / divisor, halves[d])
+    else:
+        for d in range(head_size):
+            x = mix[d] / divisor / step
+            x = LEAST_CODE if x < LEAST_CODE else LARGEST if x > LARGEST else x
+            row[d] = np.int8(np.float32(x + ROUNDS).view(np.uint32) & np.uint32(0xFF))

@@ -94,12 +94,12 @@ def lines(num_bytes):
 
 @intrinsic
 def pointer(_context, address):
-    """Return an address (int64) of float32 as a pointer."""
+    """Return an address (int64) as a pointer."""
 
     def codegen(_context, builder, _signature, args):
-        return builder.inttoptr(args[0], FLOAT.as_pointer())
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
-    return types.CPointer(types.float32)(address), codegen
+    return types.voidptr(address), codegen
 
 
 def halved(builder, vector, join):

@@ -25,7 +25,7 @@ from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borro
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "c45a65aabe05b4e0"
+SOURCES = "8027a2ab66fc9458"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
@@ -44,8 +44,8 @@ def attend(
 ):  # fmt: skip
     """Work through the tasks not yet claimed, see `StepPlan.tasks`.
 
-    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`. `matrices` is True or None: int8 pages by matrix
-    instructions, or without. Its type decides, so each has machine code of its own.
+    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`. `output` is as in `write_row`. `matrices` is True
+    or None: int8 pages by matrix instructions, or without. Its type decides, so each has machine code of its own.
     """
     head_size, group = key_cache.shape[3], num_heads // key_cache.shape[2]
     most_rows = group * ((tasks[:, 2] - tasks[:, 1]) * tasks[:, 4]).max()
@@ -65,7 +65,7 @@ def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, op
     keys, values = borrowed(caches[0]).reshape(-1, head_size), borrowed(caches[1]).reshape(-1, head_size)
     key_scales, value_scales = borrowed(caches[2]).reshape(-1), borrowed(caches[3]).reshape(-1)
     pages = page_size, kv_num_heads, keys, values, key_scales, value_scales
-    block_table, output, parts = borrowed(block_table), borrowed(output), borrow_sums(parts)
+    block_table, output, parts = borrowed(block_table), (borrowed(output[0]), output[1], output[2]), borrow_sums(parts)
     step = borrowed(qkv), block_table, borrowed(cos), borrowed(sin), options, matrices
     scratch, span, sums = borrow_scratch(matrices, scratch), borrow_sums(span), borrow_sums(sums)
     while not atomic_add(progress, WRITTEN, 0):
@@ -91,8 +91,9 @@ def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, op
 
 
 @njit(nogil=True, cache=True, **EXACT)
-def combine(splits, parts, output, group, head_size):
-    """Put the spans of split tasks together, see `StepPlan.splits`."""
+def combine(splits, parts, output, step, group, num_heads, head_size):
+    """Put the spans of split tasks together, see `StepPlan.splits`, into the bytes of an output with this step."""
+    described = output, output.shape[1] // (num_heads * head_size), step
     for split in range(len(splits)):
         kv_head, token, num_rows = splits[split, 0], splits[split, 1], splits[split, 2]
         first_part, num_spans = splits[split, 3], splits[split, 4]
@@ -100,52 +101,58 @@ def combine(splits, parts, output, group, head_size):
         for row in range(num_rows):
             for part in range(first_part + row, first_part + num_spans * num_rows, num_rows):
                 add_part(sums[0], sums[1], sums[2], row, parts[0], parts[1], parts[2], part)
-        write(num_rows, num_rows, group, sums, output, token, kv_head * group * head_size, head_size)
+        write(num_rows, num_rows, group, sums, described, token, kv_head * group * head_size, head_size)
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def lead(
     layer, qkv, output, bells, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos,
-    sin, num_heads, scale, softcap, window, interleaved, matrices, parts, slots, splits, num_looks,
+    sin, num_heads, scale, softcap, window, interleaved, matrices, parts, steps, slots, splits, num_looks,
 ):  # fmt: skip
     """Store this step's keys and values, `attend`, wait for who helps, looking so many times, then `combine`.
 
+    `output` is seen as bytes, (num_rows, bytes of a row), whose elements are what their size says: see `write_row`.
     One call for all of it, and not one word of Python with those who help: its lock would cost more than they save.
     Return whether it came to the end.
     """
-    addresses[layer, 0], addresses[layer, 1] = qkv.ctypes.data, output.ctypes.data
+    here = addresses[layer]
+    here[0], here[1], here[2] = qkv.ctypes.data, output.ctypes.data, output.shape[1]
     ring(bells)  # they wake up while pages are written
     key_cache, value_cache = keys[layer], values[layer]
     caches = key_cache, value_cache, key_scales[layer], value_scales[layer]
     write_pages(qkv, caches, slots, cos, sin, interleaved, np.empty(key_cache.shape[3], np.float32))
     atomic_add(progress[layer], WRITTEN, 1)
+    head_size, step = key_cache.shape[3], steps[layer]
+    described = output, output.shape[1] // (num_heads * head_size), step
     attend(
-        progress[layer], tasks, qkv, *caches, block_table, cos, sin, output, num_heads, scale, softcap, window,
+        progress[layer], tasks, qkv, *caches, block_table, cos, sin, described, num_heads, scale, softcap, window,
         interleaved, matrices, parts,
     )  # fmt: skip
     finished = all_finished(progress[layer], len(tasks), num_looks)
     if finished:
-        combine(splits, parts, output, num_heads // key_cache.shape[2], key_cache.shape[3])
+        combine(splits, parts, output, step, num_heads // key_cache.shape[2], num_heads, head_size)
     return finished
 
 
 @njit(nogil=True, cache=True, **EXACT)
 def follow(
-    bell, num_rows, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos, sin,
-    num_heads, scale, softcap, window, interleaved, matrices, parts,
+    bell, num_rows, like, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos, sin,
+    num_heads, scale, softcap, window, interleaved, matrices, parts, steps,
 ):  # fmt: skip
-    """Help `lead` in one layer after the other, until all are done or the bell rings for none."""
+    """Help `lead` in one layer after the other, until all are done or the bell rings for none; qkv is `like` this."""
     head_size = keys.shape[4]
     for layer in range(len(progress)):
         wait(bell)
         if addresses[layer, 0] == 0:
             return
         if atomic_add(progress[layer], CLAIMED, 0) < len(tasks):  # else it comes late, and has nothing to do
-            qkv = carray(pointer(addresses[layer, 0]), (num_rows, (num_heads + 2 * keys.shape[3]) * head_size))
-            output = carray(pointer(addresses[layer, 1]), (num_rows, num_heads * head_size))
+            columns, row_bytes = (num_heads + 2 * keys.shape[3]) * head_size, addresses[layer, 2]
+            qkv = carray(pointer(addresses[layer, 0]), (num_rows, columns), like.dtype)
+            output = carray(pointer(addresses[layer, 1]), (num_rows, row_bytes), np.int8)
+            described = output, row_bytes // (num_heads * head_size), steps[layer]
             attend(
                 progress[layer], tasks, qkv, keys[layer], values[layer], key_scales[layer], value_scales[layer],
-                block_table, cos, sin, output, num_heads, scale, softcap, window, interleaved, matrices, parts,
+                block_table, cos, sin, described, num_heads, scale, softcap, window, interleaved, matrices, parts,
             )  # fmt: skip
 
 

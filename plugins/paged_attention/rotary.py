@@ -4,27 +4,28 @@
 import numpy as np
 from numba import njit
 
-from contbatch.plugins.paged_attention.elements import store_row
+from contbatch.plugins.paged_attention.elements import store_row, wide
 from contbatch.plugins.paged_attention.gather import EXACT
 from contbatch.plugins.paged_attention.intrinsics import borrowed
 
 
 @njit(**EXACT)
 def rotate(x, cos, sin, interleaved, factor, out):
-    """Fill out with factor · (the head x, rotated by its token's cos and sin)."""
+    """Fill out with factor · (the head x, see `wide`, rotated by its token's cos and sin)."""
     half = len(cos)
     if interleaved:
         for i in range(half):
-            a, b = x[2 * i], x[2 * i + 1]
+            a, b = wide(x[2 * i]), wide(x[2 * i + 1])
             out[2 * i] = factor * (a * cos[i] - b * sin[i])
             out[2 * i + 1] = factor * (b * cos[i] + a * sin[i])
     else:
         low, high, left, right = x[:half], x[half : 2 * half], out[:half], out[half : 2 * half]
         for i in range(half):
-            left[i] = factor * (low[i] * cos[i] - high[i] * sin[i])
-            right[i] = factor * (high[i] * cos[i] + low[i] * sin[i])
+            a, b = wide(low[i]), wide(high[i])
+            left[i] = factor * (a * cos[i] - b * sin[i])
+            right[i] = factor * (b * cos[i] + a * sin[i])
     for d in range(2 * half, len(out)):
-        out[d] = factor * x[d]
+        out[d] = factor * wide(x[d])
 
 
 @njit(**EXACT)

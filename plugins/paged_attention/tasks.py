@@ -25,13 +25,15 @@ def make_tasks(
     num_tokens = np.minimum(most_tokens, new[sequence] - offset)
     position = past[sequence] + offset
     first, end = np.maximum(position - window + 1, 0), position + num_tokens
-    columns = [sequence, start[sequence] + offset, num_tokens, position, first, end, np.full_like(end, -1)]
-    blocks = [np.repeat(column, kv_num_heads) for column in columns]
-    head = np.tile(np.arange(kv_num_heads), sequence.size)
-    blocks[1:1] = head, head + 1
-    tasks = np.stack(blocks, axis=1)
-    total = int(_cost(tasks, group).sum())
-    tasks, splits = _split(tasks, group, total / (SHARES * num_threads))
+    by_head = np.empty((sequence.size, kv_num_heads, 9), np.int64)
+    head = np.arange(kv_num_heads)
+    columns = sequence, head, head + 1, start[sequence] + offset, num_tokens, position, first, end, -1
+    for column, values in enumerate(columns):
+        by_head[..., column] = values if column in (1, 2, 8) else values[:, None]
+    tasks = by_head.reshape(-1, 9)
+    cost = _cost(tasks, group)
+    total = int(cost.sum())
+    tasks, splits = _split(tasks, group, cost > total / (SHARES * num_threads))
     decodes = (tasks[:, 4] == 1) & (tasks[:, 8] < 0)
     if decodes.sum() >= SHARES * num_threads * kv_num_heads:  # one thread reads a page from its beginning to its end
         tasks[decodes, 2] = kv_num_heads
@@ -45,10 +47,12 @@ def _cost(tasks: np.ndarray, group: int) -> np.ndarray:
     return cost
 
 
-def _split(tasks: np.ndarray, group: int, most: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return tasks of which those that cost more than `most` are split into their spans, and `StepPlan.splits`."""
+def _split(tasks: np.ndarray, group: int, dear: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return tasks of which the dear ones are split into their spans, and `StepPlan.splits`."""
     num_spans = (tasks[:, 7] - 1) // SPAN - tasks[:, 6] // SPAN + 1
-    chosen = (_cost(tasks, group) > most) & (num_spans > 1)
+    chosen = dear & (num_spans > 1)
+    if not chosen.any():
+        return tasks, np.empty((0, 5), np.int64)
     pieces, splits, part = [tasks[~chosen]], [], 0
     for task, spans in zip(tasks[chosen], num_spans[chosen], strict=True):
         rows = task[4] * group
@@ -59,4 +63,4 @@ def _split(tasks: np.ndarray, group: int, most: float) -> tuple[np.ndarray, np.n
         pieces.append(piece)
         splits.append((task[1], task[3], rows, part, spans))
         part += spans * rows
-    return np.concatenate(pieces), np.array(splits, np.int64).reshape(-1, 5)
+    return np.concatenate(pieces), np.array(splits, np.int64)

@@ -34,16 +34,22 @@ class Team:
     plan : StepPlan
     pages : Pages
         Updated in place. Nothing is checked: see `cpu.paged_attention`.
+    qkv_type : dtype
+        float32, or uint16 holding bfloat16.
+    steps : float32 array
+        (num_layers,), of a layer whose output is int8 the distance between two codes.
     """
 
-    def __init__(self, plan: StepPlan, pages: Pages) -> None:
+    def __init__(self, plan: StepPlan, pages: Pages, qkv_type: np.dtype, steps: np.ndarray) -> None:
         self._bells = np.zeros((plan.num_helpers if POSIX else 0, BELL), np.int64)
         layers, head_size = len(pages[0]), plan.pages_shape[3]
-        self._plan, self._progress = plan, np.zeros((layers, 3), np.int64)
+        self._plan, self._progress, self._steps = plan, np.zeros((layers, 3), np.int64), steps
+        self._like = np.empty(0, qkv_type)
         self._parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
         self._work: tuple[Any, ...] = (
-            self._progress, np.zeros((layers, 2), np.int64), plan.tasks, *pages, plan.block_table, plan.cos, plan.sin,
+            self._progress, np.zeros((layers, 3), np.int64), plan.tasks, *pages, plan.block_table, plan.cos, plan.sin,
             plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, _matrices(pages[0]), self._parts,
+            steps,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -51,7 +57,7 @@ class Team:
             open_bells(self._bells)
             try:
                 for bell in self._bells:
-                    _jobs(os.getpid()).put((bell, self._plan.num_rows, *self._work))
+                    _jobs(os.getpid()).put((bell, self._plan.num_rows, self._like, *self._work))
             except BaseException:  # an interrupt: `with` would call `__exit__` for what comes after this only
                 self.close()
                 raise
@@ -71,10 +77,10 @@ class Team:
         Parameters
         ----------
         layer : int
-        qkv, output : float32 array
+        qkv, output : array
             As in `cpu.paged_attention`.
         """
-        plan = self._plan
+        plan, output = self._plan, output.view(np.int8)
         if plan.num_rows > plan.slots.size:
             output[plan.slots.size :] = 0
         if not plan.slots.size:
@@ -88,7 +94,9 @@ class Team:
                 while not all_finished(self._progress[layer], claimed, LOOKS):
                     time.sleep(0)
         if not finished:
-            combine(plan.splits, self._parts, output, plan.num_heads // plan.pages_shape[2], plan.pages_shape[3])
+            group = plan.num_heads // plan.pages_shape[2]
+            step = self._steps[layer]
+            combine(plan.splits, self._parts, output, step, group, plan.num_heads, plan.pages_shape[3])
 
 
 def _matrices(cache: np.ndarray) -> bool | None:

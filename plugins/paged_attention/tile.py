@@ -224,10 +224,3 @@ def add_part(total, top, mix, row, totals, tops, mixes, part):
     into, values = mix[row], mixes[part]
     for d in range(len(into)):
         into[d] = into[d] * old + values[d] * new
-
-
-@njit(**EXACT)
-def divide(mix, divisor, output):
-    """Fill output with mix / divisor, as far as it goes."""
-    for d in range(len(output)):
-        output[d] = mix[d] / divisor
