@@ -37,9 +37,7 @@ def calibration_prompts(tokenizer: Tokenizer, bos_token_id: int | None) -> list[
     return [first + prompt if i % 2 == 0 else prompt for i, prompt in enumerate(found)]
 
 
-def calibrate(
-    path: str | os.PathLike[str], prompts: Sequence[Sequence[int]], num_new: int = 0
-) -> dict[str, Observed]:
+def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]], num_new: int = 0) -> dict[str, Observed]:
     """Have an exported float32 model read prompts, and go on with each: its own words cover more than a short text.
 
     Parameters

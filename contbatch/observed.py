@@ -54,4 +54,3 @@ class Observer:
     def observed(self) -> Observed:
         sizes = np.concatenate(self._sizes) if self._sizes else None
         return Observed(self._largest[0], np.concatenate(self._sample), sizes)
-
