@@ -23,8 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "f32": {},
     "bf16": {"precision": "bf16"},
     "f32, int8 pages": {"kv_dtype": "int8"},
+    "w8a8, bf16 pages": {"precision": "w8a8", "kv_dtype": "bf16"},
     "w8a8": {"precision": "w8a8"},
-    "w8a8, int8 pages": {"precision": "w8a8", "kv_dtype": "int8"},
 }
 PIECE = 512
 

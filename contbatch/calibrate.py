@@ -14,7 +14,7 @@ from contbatch.runners.cpu import CPUModel
 from contbatch.tokenizer import Tokenizer
 
 PAGE_SIZE = 16
-NUM_NEW = 96
+NUM_NEW = 256
 """Tokens that a model writes after each prompt of a calibration."""
 BEGINNING = 8
 """Tokens of a paragraph that are a prompt as well: what follows is the model's own."""

@@ -52,5 +52,6 @@ class Observer:
             self._sizes.append(np.square(sums[kept]).sum(axis=1))
 
     def observed(self) -> Observed:
+        """Return what was gathered."""
         sizes = np.concatenate(self._sizes) if self._sizes else None
         return Observed(self._largest[0], np.concatenate(self._sample), sizes)

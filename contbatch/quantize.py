@@ -3,7 +3,8 @@
 Weights get a step for each row, inputs one step for a whole layer, fixed beforehand: so a token's codes never depend on
 who shares its batch. A few channels of the inputs are far larger than the rest; a factor per channel moves that size
 into the weights beforehand, where rows are long enough to bear it (SmoothQuant: Xiao et al. 2023, equation 4). The
-strength of the move is searched for each layer, on texts that the factors weren't made from. A layer that stays bad
+strength of the move, and how far the codes reach, are searched for each layer, on texts that the factors weren't made
+from. A layer that stays bad
 keeps its floats: in many models the first token makes huge values in a few places (Sun et al. 2024, "Massive
 activations"). How bad is too bad depends on what becomes of the output: next to what it is added to it may be small.
 """
@@ -22,12 +23,14 @@ from contbatch.observed import Floats, Observed
 LARGEST = 127
 STRENGTHS = 0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0
 """Exponents of SmoothQuant to choose from: 0 moves as little as the weights want, 1 makes all channels alike."""
+REACHES = 1.0, 0.8, 0.65, 0.5
+"""Shares of the largest value observed that the codes may reach: what lies beyond is cut off."""
 MAX_ERROR = 0.0012
 """Relative squared error of a layer's output above which it stays in floats."""
 MAX_ERROR_OF_SUM = 0.0002
 """The same of a layer whose output is added to others', in relation to the sum."""
 SAMPLE = 256
-"""Tokens on which a fit is tried; its step covers all that were observed."""
+"""Tokens on which a fit is tried."""
 ROWS = 512
 """Rows of the weights that it is tried with; more take longer and choose alike."""
 
@@ -47,6 +50,7 @@ class LinearInput:
 
     @property
     def max_error(self) -> float:
+        """`Fit.error` above which the layer stays in floats."""
         return MAX_ERROR_OF_SUM if self.added_to else MAX_ERROR
 
 
@@ -111,19 +115,22 @@ def fit(seen: Observed, weights: Floats, group: int = 1, head_size: int = 1) -> 
     sizes = np.square(wanted).sum(axis=1)
     if seen.sizes is not None:
         sizes = seen.sizes[:: -(-len(seen.sample) // SAMPLE)] * np.float32(len(tried) / len(weights))
-    errors = {}
+    errors: dict[tuple[float, float], float] = {}
     for strength in STRENGTHS:
         factor, step = scaled(seen.largest[0], strength)
-        squares = _squared_errors(sample / factor, tried * factor, step, wanted)
-        errors[strength] = float(np.mean(squares / np.maximum(sizes, np.finfo(np.float32).tiny)))
-    best = min(STRENGTHS, key=lambda strength: errors[strength])
-    return Fit(*scaled(seen.largest.max(axis=0), best), errors[best])
+        codes, steps = int8_codes(tried * factor)
+        rounded = codes * steps[:, None]
+        for reach in REACHES:
+            squares = np.square(_in_steps(sample / factor, step * reach) @ rounded.T - wanted).sum(axis=1)
+            errors[strength, reach] = float(np.mean(squares / np.maximum(sizes, np.finfo(np.float32).tiny)))
+    strength, reach = min(errors, key=lambda choice: errors[choice])
+    factor, step = scaled(seen.largest.max(axis=0), strength)
+    return Fit(factor, step * reach, errors[strength, reach])
 
 
-def _squared_errors(inputs: Floats, weights: Floats, step: float, wanted: Floats) -> Floats:
-    codes, steps = int8_codes(weights)
-    rounded = np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST) * np.float32(step)
-    return np.square(rounded @ (codes * steps[:, None]).T - wanted).sum(axis=1)
+def _in_steps(inputs: Floats, step: float) -> Floats:
+    """Round to the codes of 8 bits and widen again, as QuantizeLinear and DequantizeLinear do."""
+    return np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST) * np.float32(step)
 
 
 @dataclass(frozen=True, slots=True)
