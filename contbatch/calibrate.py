@@ -94,7 +94,8 @@ def _steps(
 def _drawn(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw a token from each row, at temperature 1."""
     sums = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1, dtype=np.float64)
-    return (sums <= rng.random((len(sums), 1)) * sums[:, -1:]).sum(axis=1)
+    drawn: NDArray[np.int64] = (sums <= rng.random((len(sums), 1)) * sums[:, -1:]).sum(axis=1)
+    return drawn
 
 
 def _one_each(tokens: NDArray[np.int64], past: NDArray[np.int32], tables: NDArray[np.int32]) -> dict[str, np.ndarray]:

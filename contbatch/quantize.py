@@ -130,7 +130,8 @@ def fit(seen: Observed, weights: Floats, group: int = 1, head_size: int = 1) -> 
 
 def _in_steps(inputs: Floats, step: float) -> Floats:
     """Round to the codes of 8 bits and widen again, as QuantizeLinear and DequantizeLinear do."""
-    return np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST) * np.float32(step)
+    codes: Floats = np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST)
+    return codes * np.float32(step)
 
 
 @dataclass(frozen=True, slots=True)
