@@ -27,8 +27,8 @@ REACHES = 1.0, 0.8, 0.65, 0.5
 """Shares of the largest value observed that the codes may reach: what lies beyond is cut off."""
 MAX_ERROR = 0.0012
 """Relative squared error of a layer's output above which it stays in floats."""
-MAX_ERROR_OF_SUM = 0.0002
-"""The same of a layer whose output is added to others', in relation to the sum."""
+MAX_ERROR_OF_SUM = 0.006
+"""The same in relation to the sum that outputs are added to, for as many of them as a model has layers: they add up."""
 SAMPLE = 256
 """Tokens on which a fit is tried."""
 ROWS = 512
@@ -47,21 +47,19 @@ class LinearInput:
     """The weight in whose rows a factor per channel can be hidden: a norm's, or that of the layer before."""
     added_to: str = ""
     """The sum that the layer's output becomes a part of, if that is all that becomes of it."""
-
-    @property
-    def max_error(self) -> float:
-        """`Fit.error` above which the layer stays in floats."""
-        return MAX_ERROR_OF_SUM if self.added_to else MAX_ERROR
+    max_error: float = MAX_ERROR
+    """`Fit.error` above which the layer stays in floats."""
 
 
 def linear_inputs(config: ModelConfig) -> Iterator[LinearInput]:
     """Yield the inputs of all linear layers, in the order they are computed."""
+    share = MAX_ERROR_OF_SUM / config.num_layers
     for i in range(config.num_layers):
         layer = f"layers.{i}."
         yield LinearInput(f"{layer}attn_norm", (f"{layer}q", f"{layer}k", f"{layer}v"), f"{layer}attn_norm")
-        yield LinearInput(f"{layer}attention", (f"{layer}o",), f"{layer}v", f"{layer}attn_residual")
+        yield LinearInput(f"{layer}attention", (f"{layer}o",), f"{layer}v", f"{layer}attn_residual", share)
         yield LinearInput(f"{layer}mlp_norm", (f"{layer}gate", f"{layer}up"), f"{layer}mlp_norm")
-        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up", f"{layer}mlp_residual")
+        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up", f"{layer}mlp_residual", share)
     yield LinearInput("final_norm", ("embed" if config.tie_word_embeddings else "lm_head",), "final_norm")
 
 
