@@ -28,6 +28,7 @@ _EXPORTER = (
     "huggingface",
     "linear_layers",
     "model",
+    "observed",
     "packed_weight",
     "quantize",
     "text_file",
@@ -56,8 +57,8 @@ def build(
     cache_dir : path, optional
         In place of `contbatch.catalog.cache_dir()`.
     quantization : {"w8a8"}, optional
-        Linear layers in 8 bits, see `contbatch.quantize`. The float32 export is made first and reads a text (on the
-        CPU, half a minute).
+        Linear layers in 8 bits, see `contbatch.quantize`. The float32 export is made first and reads and writes texts
+        (on the CPU, half a minute).
 
     Returns
     -------
@@ -110,12 +111,12 @@ def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any],
     if floats is None:
         path = export_onnx(model, folder / MODEL, dtype)
     else:
-        from contbatch.calibrate import calibrate, calibration_prompts
+        from contbatch.calibrate import NUM_NEW, calibrate, calibration_prompts
         from contbatch.quantize import Quantized
         from contbatch.tokenizer import load_tokenizer
 
         prompts = calibration_prompts(load_tokenizer(source), model.config.bos_token_id)
-        found = Quantized.of(model, calibrate(floats, prompts))
+        found = Quantized.of(model, calibrate(floats, prompts, NUM_NEW))
         path = export_onnx(found.model, folder / MODEL, dtype, steps=found.steps)
         more = {"errors": found.errors, "kept": sorted(found.errors.keys() - found.steps)}
     config, weights_sha256 = asdict(read_config(path)), read_metadata(path)["weights_sha256"]

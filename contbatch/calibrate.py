@@ -1,18 +1,23 @@
-"""What a model's linear layers take in while it reads a text: the measurements that `contbatch.quantize` needs."""
+"""What a model's linear layers take in while it reads texts and goes on writing them: `contbatch.quantize` needs it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contbatch.export import read_config
-from contbatch.quantize import linear_inputs
+from contbatch.observed import Observed, Observer
+from contbatch.quantize import SAMPLE, linear_inputs
 from contbatch.runners.cpu import CPUModel
 from contbatch.tokenizer import Tokenizer
 
 PAGE_SIZE = 16
+NUM_NEW = 256
+"""Tokens that a model writes after each prompt of a calibration."""
+BEGINNING = 8
+"""Tokens of a paragraph that are a prompt as well: what follows is the model's own."""
 
 
 def paragraphs(name: str, tokenizer: Tokenizer) -> list[list[int]]:
@@ -22,33 +27,87 @@ def paragraphs(name: str, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def calibration_prompts(tokenizer: Tokenizer, bos_token_id: int | None) -> list[list[int]]:
-    """Return the paragraphs to calibrate with, every other one after the token that begins a text, if there is one."""
+    """Return the paragraphs to calibrate with and their beginnings, every other one after the token that begins a text.
+
+    A model that has no such token gets them all as they are.
+    """
     found = paragraphs("calibration", tokenizer)
+    found += [paragraph[:BEGINNING] for paragraph in found]
     first = [] if bos_token_id is None else [bos_token_id]
     return [first + prompt if i % 2 == 0 else prompt for i, prompt in enumerate(found)]
 
 
-def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]]) -> dict[str, NDArray[np.float32]]:
-    """Have an exported float32 model read prompts, each by itself and as far as its positions go.
+def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]], num_new: int = 0) -> dict[str, Observed]:
+    """Have an exported float32 model read prompts, and go on with each: its own words cover more than a short text.
+
+    Parameters
+    ----------
+    path : path
+    prompts : sequence of sequence of int
+        Read as far as the model's positions go. Of every four, the last two are in the second half of what is observed.
+    num_new : int
+        Tokens to draw after each, at temperature 1 (as in Liu et al. 2023, "LLM-QAT", section 3.1), always the same
+        ones. None are where positions end.
 
     Returns
     -------
-    dict of str to ndarray of float32, (num_tokens, width)
-        The rows of all prompts for each of `contbatch.quantize.linear_inputs`.
+    dict of str to Observed
+        For each of `contbatch.quantize.linear_inputs`.
     """
     config = read_config(path)
-    names = [value.name for value in linear_inputs(config)]
     prompts = [prompt[: config.max_position] for prompt in prompts]
-    rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
-    num_pages = -(-max(map(len, prompts)) // PAGE_SIZE)
-    model = CPUModel(path, num_pages, PAGE_SIZE, observed=names)
+    longest = max(map(len, prompts))
+    num_new = min(num_new, config.max_position - longest)
+    pages = -(-(longest + num_new) // PAGE_SIZE)
+    tables = np.arange(len(prompts) * pages, dtype=np.int32).reshape(-1, pages)
+    values = list(linear_inputs(config))
+    names = [value.name for value in values] + [value.added_to for value in values if value.added_to] + ["logits"]
+    stride = max(1, (sum(map(len, prompts)) + num_new * len(prompts)) // 2 // SAMPLE)
+    observers = {value.name: Observer(stride) for value in values}
+    model = CPUModel(path, tables.size, PAGE_SIZE, observed=names)
     try:
-        for prompt in prompts:
-            for name, values in model.observe(whole(prompt)).items():
-                rows[name].append(values)
+        for seen, half in _steps(model, prompts, tables, num_new):
+            for value in values:
+                observers[value.name].add(seen[value.name], half, seen.get(value.added_to))
     finally:
         model.close()
-    return {name: np.concatenate(rows.pop(name)) for name in names}  # never all of them twice
+    return {name: observer.observed() for name, observer in observers.items()}
+
+
+def _steps(
+    model: CPUModel, prompts: Sequence[Sequence[int]], tables: NDArray[np.int32], num_new: int
+) -> Iterator[tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]]:
+    """Read the prompts one by one and write on to all together; yield what is observed, and the half of each row."""
+    rng, halves = np.random.default_rng(0), np.arange(len(prompts)) // 2 % 2
+    last = []
+    for prompt, table, half in zip(prompts, tables, halves, strict=True):
+        seen = model.observe(whole(prompt) | {"block_table": table[None]})
+        last.append(_drawn(seen["logits"][-1:], rng))
+        yield seen, np.full(len(prompt), half)
+    lengths, tokens = np.array([len(prompt) for prompt in prompts], np.int32), np.concatenate(last)
+    for i in range(num_new):
+        seen = model.observe(_one_each(tokens, lengths + np.int32(i), tables))
+        tokens = _drawn(seen["logits"], rng)
+        yield seen, halves
+
+
+def _drawn(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Draw a token from each row, at temperature 1."""
+    sums = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1, dtype=np.float64)
+    drawn: NDArray[np.int64] = (sums <= rng.random((len(sums), 1)) * sums[:, -1:]).sum(axis=1)
+    return drawn
+
+
+def _one_each(tokens: NDArray[np.int64], past: NDArray[np.int32], tables: NDArray[np.int32]) -> dict[str, np.ndarray]:
+    """Make a step in which each sequence has one new token."""
+    n = len(tokens)
+    return {
+        "input_ids": tokens,
+        "cumulative_sequence_length": np.arange(n + 1, dtype=np.int32),
+        "past_seqlens": past,
+        "block_table": tables,
+        "logits_indices": np.arange(n),
+    }
 
 
 def whole(prompt: Sequence[int]) -> dict[str, np.ndarray]:

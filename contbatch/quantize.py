@@ -3,8 +3,10 @@
 Weights get a step for each row, inputs one step for a whole layer, fixed beforehand: so a token's codes never depend on
 who shares its batch. A few channels of the inputs are far larger than the rest; a factor per channel moves that size
 into the weights beforehand, where rows are long enough to bear it (SmoothQuant: Xiao et al. 2023, equation 4). The
-strength of the move is searched for each layer, and a layer that stays bad keeps its floats: in many models the first
-token makes huge values in a few places (Sun et al. 2024, "Massive activations").
+strength of the move, and how far the codes reach, are searched for each layer, on texts that the factors weren't made
+from. A layer that stays bad
+keeps its floats: in many models the first token makes huge values in a few places (Sun et al. 2024, "Massive
+activations"). How bad is too bad depends on what becomes of the output: next to what it is added to it may be small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +18,21 @@ from numpy.typing import NDArray
 
 from contbatch.checks import require
 from contbatch.model import Model, ModelConfig
-
-Floats = NDArray[np.float32]
+from contbatch.observed import Floats, Observed
 
 LARGEST = 127
 STRENGTHS = 0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0
 """Exponents of SmoothQuant to choose from: 0 moves as little as the weights want, 1 makes all channels alike."""
+REACHES = 1.0, 0.8, 0.65, 0.5
+"""Shares of the largest value observed that the codes may reach: what lies beyond is cut off."""
 MAX_ERROR = 0.0012
 """Relative squared error of a layer's output above which it stays in floats."""
+MAX_ERROR_OF_SUM = 0.006
+"""The same in relation to the sum that outputs are added to, for as many of them as a model has layers: they add up."""
 SAMPLE = 256
-"""Tokens on which a fit is tried; its step covers all that were observed."""
+"""Tokens on which a fit is tried."""
+ROWS = 512
+"""Rows of the weights that it is tried with; more take longer and choose alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +45,21 @@ class LinearInput:
     """Weights that it is multiplied with, (rows, width) each."""
     scaled_in: str
     """The weight in whose rows a factor per channel can be hidden: a norm's, or that of the layer before."""
+    added_to: str = ""
+    """The sum that the layer's output becomes a part of, if that is all that becomes of it."""
+    max_error: float = MAX_ERROR
+    """`Fit.error` above which the layer stays in floats."""
 
 
 def linear_inputs(config: ModelConfig) -> Iterator[LinearInput]:
     """Yield the inputs of all linear layers, in the order they are computed."""
+    share = MAX_ERROR_OF_SUM / config.num_layers
     for i in range(config.num_layers):
         layer = f"layers.{i}."
         yield LinearInput(f"{layer}attn_norm", (f"{layer}q", f"{layer}k", f"{layer}v"), f"{layer}attn_norm")
-        yield LinearInput(f"{layer}attention", (f"{layer}o",), f"{layer}v")
+        yield LinearInput(f"{layer}attention", (f"{layer}o",), f"{layer}v", f"{layer}attn_residual", share)
         yield LinearInput(f"{layer}mlp_norm", (f"{layer}gate", f"{layer}up"), f"{layer}mlp_norm")
-        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up")
+        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up", f"{layer}mlp_residual", share)
     yield LinearInput("final_norm", ("embed" if config.tie_word_embeddings else "lm_head",), "final_norm")
 
 
@@ -60,7 +72,7 @@ class Fit:
     step: float
     """Distance between two codes."""
     error: float
-    """‖output with codes - output‖² / ‖output‖², mean of the observed tokens: one huge token can't hide the others."""
+    """‖output with codes - output‖² / ‖output or sum‖², mean of the tokens: one huge token can't hide the others."""
 
 
 def int8_codes(weights: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -70,13 +82,12 @@ def int8_codes(weights: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.rint(weights / steps[:, None]).astype(np.int8), steps
 
 
-def fit(inputs: Floats, weights: Floats, group: int = 1, head_size: int = 1) -> Fit:
+def fit(seen: Observed, weights: Floats, group: int = 1, head_size: int = 1) -> Fit:
     """Find the factors and the step for an input that is multiplied with `weights`.
 
     Parameters
     ----------
-    inputs : ndarray of float32, (num_tokens, width)
-        Observed values.
+    seen : Observed
     weights : ndarray of float32, (rows, width)
     group, head_size : int
         Heads that must share their factors, and channels of a head: query heads of a group share a value head.
@@ -86,30 +97,39 @@ def fit(inputs: Floats, weights: Floats, group: int = 1, head_size: int = 1) -> 
     InvalidRequestError
         Nothing was observed, or values that aren't finite.
     """
-    require(
-        bool(inputs.size and np.isfinite(inputs).all()), "observed values", inputs.shape, "finite, of a token at least"
-    )
-    largest = np.abs(inputs).max(axis=0) + np.float32(1e-6), np.abs(weights).max(axis=0) + np.float32(1e-6)
-    sample = inputs[:: -(-len(inputs) // SAMPLE)]
-    wanted = sample @ weights.T
-    best: Fit | None = None
-    for strength in STRENGTHS:
-        factor = largest[0] ** strength / largest[1] ** (1 - strength)
+    finite = bool(seen.sample.size and np.isfinite(seen.largest).all())
+    require(finite, "observed values", seen.sample.shape, "finite, of a token in each half at least")
+    largest_weights = np.abs(weights).max(axis=0) + np.float32(1e-6)
+
+    def scaled(largest: Floats, strength: float) -> tuple[Floats, float]:
+        factor = (largest + np.float32(1e-6)) ** strength / largest_weights ** (1 - strength)
         by_head = factor.reshape(-1, group, head_size)
         factor = np.broadcast_to(by_head.max(axis=1, keepdims=True), by_head.shape).reshape(-1)
         factor = (factor / np.exp(np.log(factor).mean())).astype(np.float32)
-        step = float((largest[0] / factor).max()) / LARGEST
-        found = Fit(factor, step, _error(sample / factor, weights * factor, step, wanted))
-        best = found if best is None or found.error < best.error else best
-    assert best is not None  # there are strengths
-    return best
+        return factor, float((largest / factor).max()) / LARGEST
+
+    sample, tried = seen.sample[:: -(-len(seen.sample) // SAMPLE)], weights[:: -(-len(weights) // ROWS)]
+    wanted = sample @ tried.T
+    sizes = np.square(wanted).sum(axis=1)
+    if seen.sizes is not None:
+        sizes = seen.sizes[:: -(-len(seen.sample) // SAMPLE)] * np.float32(len(tried) / len(weights))
+    errors: dict[tuple[float, float], float] = {}
+    for strength in STRENGTHS:
+        factor, step = scaled(seen.largest[0], strength)
+        codes, steps = int8_codes(tried * factor)
+        rounded = codes * steps[:, None]
+        for reach in REACHES:
+            squares = np.square(_in_steps(sample / factor, step * reach) @ rounded.T - wanted).sum(axis=1)
+            errors[strength, reach] = float(np.mean(squares / np.maximum(sizes, np.finfo(np.float32).tiny)))
+    strength, reach = min(errors, key=lambda choice: errors[choice])
+    factor, step = scaled(seen.largest.max(axis=0), strength)
+    return Fit(factor, step * reach, errors[strength, reach])
 
 
-def _error(inputs: Floats, weights: Floats, step: float, wanted: Floats) -> float:
-    codes, steps = int8_codes(weights)
-    rounded = np.rint(inputs / np.float32(step)) * np.float32(step)
-    errors = np.square(rounded @ (codes * steps[:, None]).T - wanted).sum(axis=1)
-    return float(np.mean(errors / np.maximum(np.square(wanted).sum(axis=1), np.finfo(np.float32).tiny)))
+def _in_steps(inputs: Floats, step: float) -> Floats:
+    """Round to the codes of 8 bits and widen again, as QuantizeLinear and DequantizeLinear do."""
+    codes: Floats = np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST)
+    return codes * np.float32(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +141,19 @@ class Quantized:
     steps: Mapping[str, float]
     """By name of the value in the graph; what is missing stays in floats."""
     errors: Mapping[str, float]
-    """Relative squared error of the output of the layers that take a value, for every value."""
+    """Relative squared error of the output of the layers that take a value, see `Fit.error`, for every value."""
 
     @classmethod
-    def of(cls, model: Model, observed: Mapping[str, Floats], keep: Sequence[str] = ()) -> Self:
+    def of(cls, model: Model, observed: Mapping[str, Observed], keep: Sequence[str] = ()) -> Self:
         """Quantise a model.
 
         Parameters
         ----------
         model : Model
-        observed : mapping of str to ndarray of float32, (num_tokens, width)
-            Values seen in the float32 graph, for each of `linear_inputs`.
+        observed : mapping of str to Observed
+            Values of the float32 graph, for each of `linear_inputs`.
         keep : sequence of str
-            Values that stay in floats, besides those with an error above `MAX_ERROR`.
+            Values that stay in floats, besides those with an error above their `max_error`.
 
         Raises
         ------
@@ -155,7 +175,7 @@ class Quantized:
             sizes = (group, config.head_size) if value.name.endswith(".attention") else (1, 1)
             found = fit(observed[value.name], np.concatenate([weights[user] for user in value.users]), *sizes)
             errors[value.name] = found.error
-            if found.error > MAX_ERROR or value.name in keep:
+            if found.error > value.max_error or value.name in keep:
                 continue
             steps[value.name] = found.step
             users = ("lm_head",) if value.users == ("embed",) else value.users

@@ -6,6 +6,14 @@ from contbatch.calibrate import calibrate
 from contbatch.export import export_onnx
 from contbatch.quantize import Quantized
 
+MODELS = {
+    "grouped": {},
+    "biased, own head": {"attention_bias": True, "num_heads": 4, "kv_num_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "heads normed": {"qk_norm": True},
+}
+TOKENS = np.random.default_rng(1).integers(0, 256, (12, 40)).tolist()
+
 
 def export_w8a8(model, folder, dtype, keep=()):
     """Calibrate a model on random tokens, and write `model.onnx`: values named in `keep` stay in floats."""
