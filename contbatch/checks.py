@@ -126,6 +126,12 @@ def require_counts(**values: Any) -> tuple[int, ...]:
     return numbers
 
 
+def take_counts(settings: Any, *names: str) -> None:
+    """Do as `take_python_numbers`; `InvalidRequestError` for the first field of `names` that is no integer ≥ 1."""
+    take_python_numbers(settings)
+    require_counts(**{name: getattr(settings, name) for name in names})
+
+
 def replaced(value: T, changes: dict[str, Any], error: type[ContbatchError] = InvalidRequestError) -> T:
     """Return a copy of a dataclass instance with some fields changed; `error` for a field that it does not take."""
     names = [f.name for f in fields(value) if f.init]  # type: ignore[arg-type]

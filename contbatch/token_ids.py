@@ -13,9 +13,7 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
         require(False, f"request {request_id!r}", (token_ids, length), given)
     if token_ids is not None:
         if not _is_sequence(token_ids):
-            require(
-                False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids, integers ≥ 0"
-            )
+            _refuse(request_id, token_ids)
         length = len(token_ids)
     if not is_int(length, 1):
         length = python_number(length)
@@ -23,12 +21,23 @@ def prompt_length(request_id: int | str, token_ids: Sequence[int] | None, length
     return length or 0
 
 
+def _refuse(request_id: int | str, token_ids: object) -> None:
+    if isinstance(token_ids, (list, tuple)):
+        token = next(token for token in token_ids if not _is_token(token))
+        require(False, f"a token id in the prompt of request {request_id!r}", token, "an integer ≥ 0")
+    require(False, f"prompt_token_ids of request {request_id!r}", token_ids, "a list of token ids")
+
+
+def _is_token(token: object) -> bool:
+    return is_int(python_number(token), 0)
+
+
 def _is_sequence(token_ids: object) -> bool:
     """Whether slices can be taken of it and a list holds token ids; what else it is, a model looks at itself."""
     if isinstance(token_ids, (list, tuple)):
         if {*map(type, token_ids)} == {int}:
             return bool(min(token_ids) >= 0)
-        return all(is_int(python_number(token), 0) for token in token_ids)
+        return all(map(_is_token, token_ids))
     return _is_sliced(type(token_ids)) and getattr(token_ids, "ndim", 1) == 1  # type: ignore[arg-type]
 
 

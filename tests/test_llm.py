@@ -192,7 +192,7 @@ def test_threads_share_the_model(llm):
         ("", None, "prompt length"),
         ([[]], None, "prompt length"),
         ([[1, 49152]], None, r"49152 is not in \[0, 49152\)"),
-        ([[1, -1]], None, "-1 is not in"),
+        ([[1, -1]], None, "an integer ≥ 0, got -1"),
         ([["a", 2]], None, "'a'"),
         (PROMPTS, [cb.SamplingParams()], "4 prompts, but 1"),
         ("a", cb.SamplingParams(max_tokens=9000), "max_model_len 8192"),

@@ -217,7 +217,7 @@ def test_requests_fail_alone_and_leave_no_nan_in_their_pages(tmp_path):
     runner = ModelRunner(CPUModel(export_onnx(Model(model.config, weights, "NaN"), tmp_path / "m.onnx"), 12, 4))
     good = [ids for ids in PROMPTS if 7 not in ids]
     expected = [r.output_token_ids for r in serve(runner, good)[0]]
-    requests, result = serve(runner, [[7] * 40, [256], [3, -1], [1] * 41, *good], num_pages=12)
+    requests, result = serve(runner, [[7] * 40, [256], np.array([3, -1]), [1] * 41, *good], num_pages=12)
     poisoned, *rejected = requests[:4]
     assert poisoned.finish_reason == "error"
     assert isinstance(poisoned.error, LogitsError)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
-from contbatch.checks import is_real, require, take_python_numbers
+from contbatch.checks import is_real, require
 from contbatch.policies.deadlines import Deadlines
 from contbatch.policies.lane import Lane, offers
 from contbatch.policies.policy import Plan, everything
@@ -29,7 +29,6 @@ class DeadlineFirst(Preemptive):
     _deadlines: Deadlines = field(default_factory=Deadlines, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        take_python_numbers(self)
         super().__post_init__()
         require(is_real(self.least_ttft_s), "least_ttft_s", self.least_ttft_s, "finite seconds")
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from contbatch.checks import is_real, require, take_python_numbers
+from contbatch.checks import is_real, require
 from contbatch.policies.chunked_prefill import ChunkedPrefill
 from contbatch.policies.lane import Lane, heads, in_turn
 from contbatch.policies.ledger import Ledger
@@ -28,7 +28,6 @@ class FairShare(ChunkedPrefill):
     _ledger: Ledger = field(default_factory=Ledger, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        take_python_numbers(self)
         super().__post_init__()
         weights = self.input_weight, self.output_weight
         require(all(is_real(w) and w >= 0 for w in weights), "input_weight, output_weight", weights, "numbers ≥ 0")

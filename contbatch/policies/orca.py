@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, get_args
 
-from contbatch.checks import is_one_of, require, require_counts, take_python_numbers
+from contbatch.checks import is_one_of, require, take_counts
 from contbatch.policies.policy import Plan, Policy, everything
 from contbatch.request import Request
 
@@ -38,9 +38,8 @@ class Orca(Policy):
     max_model_len: int = 2048
 
     def __post_init__(self) -> None:
-        take_python_numbers(self)
         require(is_one_of(self.reservation, RESERVATIONS), "reservation", self.reservation, f"one of {RESERVATIONS}")
-        require_counts(max_model_len=self.max_model_len)
+        take_counts(self, "max_model_len")
 
     def plan(self, waiting: Iterable[Request], running: Sequence[Request], budget: int) -> Plan:  # noqa: ARG002, D102
         return chain(everything(running), everything(waiting))

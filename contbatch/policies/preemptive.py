@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from contbatch.checks import is_one_of, require
+from contbatch.checks import is_one_of, require, take_python_numbers
 from contbatch.policies.policy import Policy
 from contbatch.request import Request
 
@@ -31,6 +31,7 @@ class Preemptive(Policy):
     victim: Victim = field(default="lowest_rank", kw_only=True)
 
     def __post_init__(self) -> None:
+        take_python_numbers(self)
         choices: tuple[str, ...] = get_args(Victim)
         require(is_one_of(self.victim, choices), "victim", self.victim, f"one of {', '.join(choices)}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal, get_args
 
-from contbatch.checks import is_int, is_one_of, is_real, require, take_python_numbers
+from contbatch.checks import is_int, is_one_of, is_real, require
 from contbatch.policies.chunked_prefill import ChunkedPrefill
 from contbatch.request import Request
 
@@ -39,7 +39,6 @@ class ShortestJobFirst(ChunkedPrefill):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        take_python_numbers(self)
         super().__post_init__()
         require(is_one_of(self.by, LENGTHS), "by", self.by, f"one of {', '.join(LENGTHS)}")
         require(is_real(self.error) and self.error >= 0, "error", self.error, "a finite number ≥ 0")

@@ -6,7 +6,7 @@ from itertools import islice
 from sys import maxsize
 from typing import Literal
 
-from contbatch.checks import is_one_of, require, require_counts, take_python_numbers
+from contbatch.checks import is_one_of, require, take_counts
 from contbatch.policies.policy import Plan, Policy
 from contbatch.request import Request
 
@@ -34,8 +34,7 @@ class StaticBatching(Policy):
     _batch: list[Request] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        take_python_numbers(self)
-        require_counts(batch_size=self.batch_size)
+        take_counts(self, "batch_size")
         require(isinstance(self.pad, bool), "pad", self.pad, "True or False")
         require(is_one_of(self.release, ("token", "batch")), "release", self.release, "'token' or 'batch'")
 
