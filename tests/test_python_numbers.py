@@ -117,7 +117,23 @@ def test_what_numbers_become():
     for given, number in ((np.uint8(200), 200), (np.float32(0.1), float(np.float32(0.1))), (np.float64(2), 2.0)):
         assert (python_number(given), type(python_number(given))) == (number, type(number))
     others = [True, np.True_, None, "1", 1j, np.array(1), Fraction(10**400), np.complex64(1), 10**400]
+    others += [np.timedelta64(4, unit) for unit in ("ns", "s")] + [np.timedelta64("NaT")]
     assert all(python_number(other) is other for other in others)
+
+
+def test_times_with_a_unit_are_no_numbers():
+    for time in (np.timedelta64(4, "ns"), np.timedelta64(4, "s")):
+        for change in ({"rate": time}, {"num_requests": time}):
+            with pytest.raises(ContbatchError, match=f"{next(iter(change))} must be"):
+                WORKLOAD.replace(**change)
+        with pytest.raises(ContbatchError, match="delay_s must be finite seconds ≥ 0, got"):
+            cb.Turn(0, time, ((1, 3),), 3)
+
+
+def test_each_number_of_a_turn_becomes_one_of_python_by_itself():
+    for name, value in (("session", np.int64(1)), ("delay_s", np.float64(0.5)), ("output_tokens", np.int64(3))):
+        turn = cb.Turn(**{"session": 1, "delay_s": 0.5, "prompt": ((1, 3),), "output_tokens": 3} | {name: value})
+        assert type(getattr(turn, name)) is type(value.item())
 
 
 def test_a_sweep_over_numpy_numbers_is_one_over_python_numbers():
