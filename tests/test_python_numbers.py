@@ -16,10 +16,15 @@ from fake_runner import engine_of
 import contbatch as cb
 from contbatch import arrivals, lengths
 from contbatch.backends import require_backend, require_limits, within
+from contbatch.calibrate import whole
 from contbatch.checks import python_number
 from contbatch.description import describe, digest
 from contbatch.errors import ContbatchError
+from contbatch.export import export_onnx
 from contbatch.expressions import expression
+from contbatch.model import random_model
+from contbatch.runners.cpu import CPUModel
+from contbatch.runners.reference import ReferenceModel
 from contbatch.tensorrt_build import BuildOptions
 from contbatch.tensorrt_limits import EngineLimits
 from contbatch.turn import Segment
@@ -203,6 +208,18 @@ def test_limits_of_engines():
         require_limits("cpu", cb.Orca(), {**limits, "num_pages": "x"})
     with pytest.raises(ContbatchError, match="at most the 5 pages of this LLM, got 7"):
         within({"num_pages": 5}, {"num_pages": to(7)})
+
+
+@pytest.mark.parametrize("kind", [CPUModel, ReferenceModel])
+def test_pages_of_a_model(kind, tmp_path):
+    to = np.int8  # 100 · 8 does not fit
+    threads = {"num_threads": to(1)} if kind is CPUModel else {}
+    path = export_onnx(random_model(0), tmp_path / "model.onnx")
+    model = kind(path, to(100), to(8), num_host_pages=to(2), **threads)
+    kept = [model.num_pages, model.page_size, model.num_host_pages]
+    assert (kept, {*map(type, kept)}) == ([100, 8, 2], {int})
+    assert model.forward(whole([1, 2, 3])).shape == (3, 256)
+    model.close()
 
 
 class Least(cb.Router):
