@@ -7,6 +7,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from contbatch.checks import require
 from contbatch.export import read_config
 from contbatch.observed import Observed, Observer
 from contbatch.quantize import SAMPLE, linear_inputs
@@ -53,7 +54,14 @@ def calibrate(path: str | os.PathLike[str], prompts: Sequence[Sequence[int]], nu
     -------
     dict of str to Observed
         For each of `contbatch.quantize.linear_inputs`.
+
+    Raises
+    ------
+    InvalidRequestError
+        There is no prompt, or an empty one.
     """
+    shortest = min(map(len, prompts), default=0)
+    require(shortest >= 1, "length of the shortest prompt", shortest, "at least 1")
     config = read_config(path)
     prompts = [prompt[: config.max_position] for prompt in prompts]
     longest = max(map(len, prompts))

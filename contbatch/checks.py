@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from functools import cache
 from numbers import Integral, Rational, Real
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any, TypeVar
 
 from contbatch.errors import ContbatchError, InvalidRequestError
@@ -57,7 +57,7 @@ def python_number(value: Any) -> Any:
     if type(value) in _PYTHON or not isinstance(value, Real):
         return value
     if isinstance(value, Integral):
-        return int(value)
+        return index(value) if hasattr(value, "__index__") else value  # NumPy counts a timedelta64 among the integers
     return value if isinstance(value, Rational) else float(value)  # a Fraction can be too large for a float
 
 

@@ -106,7 +106,7 @@ def fit(seen: Observed, weights: Floats, group: int = 1, head_size: int = 1) -> 
         by_head = factor.reshape(-1, group, head_size)
         factor = np.broadcast_to(by_head.max(axis=1, keepdims=True), by_head.shape).reshape(-1)
         factor = (factor / np.exp(np.log(factor).mean())).astype(np.float32)
-        return factor, float((largest / factor).max()) / LARGEST
+        return factor, float((largest / factor).max()) / LARGEST or 1.0  # where all inputs are 0
 
     sample, tried = seen.sample[:: -(-len(seen.sample) // SAMPLE)], weights[:: -(-len(weights) // ROWS)]
     wanted = sample @ tried.T

@@ -86,6 +86,8 @@ class Turn:
             object.__setattr__(self, "prompt", _segments(self.prompt))
         if not is_int(self.session, 0):
             self._refuse("session", self.session, "an integer ≥ 0")
+        if type(self.delay_s) is not float:  # NumPy's are Python's to `is_real`, as a subclass
+            object.__setattr__(self, "delay_s", python_number(self.delay_s))
         if not (is_real(self.delay_s) and self.delay_s >= 0):
             self._refuse("delay_s", self.delay_s, "finite seconds ≥ 0")
         for key, num_tokens in self.prompt:

@@ -9,6 +9,7 @@ from quantised import MODELS, TOKENS
 from tiny_llm import write_tiny
 
 from contbatch.calibrate import _drawn, calibrate, calibration_prompts, paragraphs
+from contbatch.errors import InvalidRequestError
 from contbatch.export import export_onnx
 from contbatch.model import random_model
 from contbatch.observed import Observer
@@ -56,6 +57,12 @@ def test_calibration_sees_what_the_layers_take(exported):
     swapped = calibrate(path, prompts[2:4] + prompts[:2])  # one step has one half
     first = np.maximum(swapped["final_norm"].largest[1], calibrate(path, prompts[4:])["final_norm"].largest[0])
     assert np.allclose(seen["final_norm"].largest[0], first, rtol=1e-4)
+
+
+def test_prompts_that_are_missing_or_empty(exported):
+    for prompts in ([], [TOKENS[0], []]):
+        with pytest.raises(InvalidRequestError, match="length of the shortest prompt must be at least 1, got 0"):
+            calibrate(exported[1], prompts)
 
 
 def test_a_model_writes_on_until_its_positions_end(exported):

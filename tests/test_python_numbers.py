@@ -16,10 +16,15 @@ from fake_runner import engine_of
 import contbatch as cb
 from contbatch import arrivals, lengths
 from contbatch.backends import require_backend, require_limits, within
+from contbatch.calibrate import whole
 from contbatch.checks import python_number
 from contbatch.description import describe, digest
 from contbatch.errors import ContbatchError
+from contbatch.export import export_onnx
 from contbatch.expressions import expression
+from contbatch.model import random_model
+from contbatch.runners.cpu import CPUModel
+from contbatch.runners.reference import ReferenceModel
 from contbatch.tensorrt_build import BuildOptions
 from contbatch.tensorrt_limits import EngineLimits
 from contbatch.turn import Segment
@@ -117,7 +122,23 @@ def test_what_numbers_become():
     for given, number in ((np.uint8(200), 200), (np.float32(0.1), float(np.float32(0.1))), (np.float64(2), 2.0)):
         assert (python_number(given), type(python_number(given))) == (number, type(number))
     others = [True, np.True_, None, "1", 1j, np.array(1), Fraction(10**400), np.complex64(1), 10**400]
+    others += [np.timedelta64(4, unit) for unit in ("ns", "s")] + [np.timedelta64("NaT")]
     assert all(python_number(other) is other for other in others)
+
+
+def test_times_with_a_unit_are_no_numbers():
+    for time in (np.timedelta64(4, "ns"), np.timedelta64(4, "s")):
+        for change in ({"rate": time}, {"num_requests": time}):
+            with pytest.raises(ContbatchError, match=f"{next(iter(change))} must be"):
+                WORKLOAD.replace(**change)
+        with pytest.raises(ContbatchError, match="delay_s must be finite seconds ≥ 0, got"):
+            cb.Turn(0, time, ((1, 3),), 3)
+
+
+def test_each_number_of_a_turn_becomes_one_of_python_by_itself():
+    for name, value in (("session", np.int64(1)), ("delay_s", np.float64(0.5)), ("output_tokens", np.int64(3))):
+        turn = cb.Turn(**{"session": 1, "delay_s": 0.5, "prompt": ((1, 3),), "output_tokens": 3} | {name: value})
+        assert type(getattr(turn, name)) is type(value.item())
 
 
 def test_a_sweep_over_numpy_numbers_is_one_over_python_numbers():
@@ -187,6 +208,18 @@ def test_limits_of_engines():
         require_limits("cpu", cb.Orca(), {**limits, "num_pages": "x"})
     with pytest.raises(ContbatchError, match="at most the 5 pages of this LLM, got 7"):
         within({"num_pages": 5}, {"num_pages": to(7)})
+
+
+@pytest.mark.parametrize("kind", [CPUModel, ReferenceModel])
+def test_pages_of_a_model(kind, tmp_path):
+    to = np.int8  # 100 · 8 does not fit
+    threads = {"num_threads": to(1)} if kind is CPUModel else {}
+    path = export_onnx(random_model(0), tmp_path / "model.onnx")
+    model = kind(path, to(100), to(8), num_host_pages=to(2), **threads)
+    kept = [model.num_pages, model.page_size, model.num_host_pages]
+    assert (kept, {*map(type, kept)}) == ([100, 8, 2], {int})
+    assert model.forward(whole([1, 2, 3])).shape == (3, 256)
+    model.close()
 
 
 class Least(cb.Router):

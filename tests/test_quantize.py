@@ -111,6 +111,12 @@ def test_an_error_is_measured_by_what_the_output_is_added_to():
     assert added.error == pytest.approx(alone.error / 50, rel=0.1)  # of some rows of the weights only
 
 
+def test_inputs_that_are_all_zero_have_a_step():
+    weights = np.random.default_rng(0).normal(size=(10, 24)).astype(np.float32)
+    found = fit(Observed.of(np.zeros((50, 24), np.float32)), weights)
+    assert (found.step, found.error) == (1.0, 0.0)
+
+
 def test_heads_of_a_group_share_their_factors():
     rng = np.random.default_rng(0)
     inputs, weights = (rng.normal(size=shape).astype(np.float32) for shape in ((50, 24), (10, 24)))

@@ -8,7 +8,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from contbatch.checks import is_int, require, require_counts
+from contbatch.checks import is_int, python_number, require, require_counts
 from contbatch.errors import InvalidRequestError, RunnerError, UnsupportedModelError
 from contbatch.export import read_config, read_metadata
 from contbatch.inputs import require_valid, without_single_rows
@@ -73,7 +73,10 @@ class CPUModel:
         for name, value, known in (("precision", precision, KV_DTYPE), ("kv_dtype", kv_dtype, PAGE_DTYPES)):
             if value not in known:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-        require_counts(num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads)
+        num_pages, page_size, threads = require_counts(
+            num_pages=num_pages, page_size=page_size, num_threads=1 if num_threads is None else num_threads
+        )
+        num_host_pages, num_threads = python_number(num_host_pages), num_threads and threads
         require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config = read_config(path)
         metadata = read_metadata(path)

@@ -10,7 +10,7 @@ from onnx.checker import ValidationError
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from contbatch.checks import is_int, require, require_counts
+from contbatch.checks import is_int, python_number, require, require_counts
 from contbatch.errors import ModelFileError, RunnerError
 from contbatch.export import read_config
 from contbatch.inputs import require_valid
@@ -52,7 +52,8 @@ class ReferenceModel:
     """
 
     def __init__(self, path: str | os.PathLike[str], num_pages: int, page_size: int, num_host_pages: int = 0) -> None:
-        require_counts(num_pages=num_pages, page_size=page_size)
+        num_pages, page_size = require_counts(num_pages=num_pages, page_size=page_size)
+        num_host_pages = python_number(num_host_pages)
         require(is_int(num_host_pages, 0), "num_host_pages", num_host_pages, "an integer ≥ 0")
         self.config, self.num_pages, self.page_size = read_config(path), num_pages, page_size
         self.num_host_pages = num_host_pages
