@@ -6,7 +6,6 @@ Both keep every token that ties with the k-th; here equal logits rank by id, low
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from types import MappingProxyType
 
 import numpy as np
@@ -60,20 +59,24 @@ def sample(
         The seed of a sampled row is not an integer in [0, 2**128), or its position in [0, 2**64).
     """
     _check(logits, params, seeds, positions)
+    asked = np.zeros((len(params), 5))
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
-    draws = dict(
-        zip(sampled, uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled]).tolist(), strict=True)
-    )
     token_ids, errors = np.empty(len(logits), np.int64), dict[int, Exception]()
-    for row, p in enumerate(params):
+    if sampled:
+        asked[sampled, :4] = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params if p.temperature > 0]
+        asked[sampled, 4] = uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled])
+    from contbatch.draw import draw
+    if logits.strides[1] != logits.itemsize:
+        logits = np.ascontiguousarray(logits)
+    addresses = logits.__array_interface__["data"][0] + np.arange(len(logits)) * logits.strides[0]
+    for row, values in adjusted.items():
+        addresses[row] = values.__array_interface__["data"][0]
+    draw(np.zeros(2, np.int64), addresses, logits.shape[1], asked, token_ids)
+    for row in np.flatnonzero(token_ids < 0).tolist():
         values = adjusted.get(row, logits[row])
         token = int(values.argmax())  # of several the first, or the first NaN
-        if not isfinite(largest := float(values[token])):
-            errors[row] = LogitsError(f"row {row}: the largest logit must be finite, got {largest} at token {token}")
-            token = -1
-        elif row in draws:
-            token = _draw(values, largest, p, draws[row])
-        token_ids[row] = token
+        got = f"got {float(values[token])} at token {token}"
+        errors[row] = LogitsError(f"row {row}: the largest logit must be finite, {got}")
     return token_ids, errors
 
 
@@ -83,18 +86,14 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     Equal to `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`: Philox is counter-based
     (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), so there is no state to keep or to lose.
     """
-    stream = np.random.Philox(key=0)
-    state = stream.state
-    draws = np.empty(len(seeds), np.float64)
-    for i, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+    from contbatch.draw import philox  # loads Numba
+
+    for seed, position in zip(seeds, positions, strict=True):
         for name, value, bits in (("seed", seed, 128), ("position", position, 64)):
             if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
                 raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-        state["state"]["key"][:] = int(seed) & (2**64 - 1), int(seed) >> 64
-        state["state"]["counter"][0] = position
-        stream.state = state
-        draws[i] = (stream.random_raw() >> 11) * 2.0**-53
-    return draws
+    keys = np.array([(int(seed) & (2**64 - 1), int(seed) >> 64) for seed in seeds], np.uint64).reshape(-1, 2)
+    return (philox(keys, np.array(positions, np.uint64)) >> np.uint64(11)) * 2.0**-53
 
 
 def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], positions: Sequence[int]) -> None:
@@ -104,22 +103,6 @@ def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], posit
     lengths = len(params), len(seeds), len(positions)
     if set(lengths) != {len(logits)}:
         raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
-
-
-def _draw(row: Floats, largest: float, params: SamplingParams, u: float) -> int:
-    """Return the token on which u falls; `largest` is the row's maximum, finite."""
-    from contbatch.draw import draw  # loads Numba
-
-    ids = None
-    # Min-p and top-k each keep the first so many by rank: they commute, and the cheaper one goes first.
-    if 0 < params.top_k < row.size:
-        ids = top_k(row, params.top_k)
-        row = row[ids]
-    temperature = np.float32(min(max(params.temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
-    place = draw(
-        np.ascontiguousarray(row), np.float32(largest), temperature, float(params.top_p), float(params.min_p), u
-    )
-    return place if ids is None else int(ids[place])
 
 
 def _best(values: Floats, count: int) -> Ids:
