@@ -21,6 +21,10 @@ INFINITE, LOWEST = np.float32(np.inf), np.finfo(np.float32).min
 OPTIONS = {"error_model": "numpy"}
 NARROWINGS = 12
 """Probes between logits; later ones halve what is left of the numbers that are float32."""
+ALL, SOME = np.uint64(2**64 - 1), np.uint64(0x0001000100010001)
+"""Of TILE blocks each, or a sixteenth: enough to guess a cut among many logits."""
+GUESSES, MARGIN = 16, 0.02
+"""Halvings for a guess, and how far, as a share of what there is, the guesses lie from what is wanted."""
 
 
 @njit(**OPTIONS)
@@ -49,11 +53,14 @@ def block_at(values, block):
 
 
 @njit(**OPTIONS)
-def measure(values, cut, largest, scale, by_mass):
-    """Return the weights, or else the number, of logits ≥ `cut`, and the number; a cut is finite."""
+def measure(values, cut, largest, scale, by_mass, blocks=ALL):
+    """Return the weights, or else the number, of logits ≥ `cut`, and the number; a cut is finite.
+
+    Of every TILE blocks those count that have a bit in `blocks`.
+    """
     total, count = 0.0, 0
     for group in range(0, values[4], TILE):
-        reach = at_least(values[3] + 4 * group, cut)
+        reach = at_least(values[3] + 4 * group, cut) & blocks
         while reach:
             address = block_at(values, group + lowest(reach))
             count += ones(at_least(address, cut)) + ones(at_least(address + 4 * TILE, cut))
@@ -100,6 +107,19 @@ def _probe(low, high, excess, missing, tries, largest, scale):
 
 
 @njit(**OPTIONS)
+def _guess(values, low, high, share, largest, scale, by_mass):
+    """Return the key above which some blocks have about this share of what they have between two others."""
+    beyond, _ = measure(values, value_of(high), largest, scale, by_mass, SOME)
+    between, _ = measure(values, value_of(low), largest, scale, by_mass, SOME)
+    wanted = beyond + (between - beyond) * share
+    for _ in range(GUESSES):
+        key = low + (high - low) // 2
+        found, _ = measure(values, value_of(key), largest, scale, by_mass, SOME)
+        low, high = (key, high) if found >= wanted else (low, key)
+    return low
+
+
+@njit(**OPTIONS)
 def search(values, size, low, measured, count, wanted, by_mass, largest, scale, few, peaks):
     """Return the cut such that what lies above it measures less than `wanted`, together with it no less.
 
@@ -119,21 +139,24 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
     """
     low, high, reached, above = key_of(low), key_of(largest) + 1, 0.0, 0
     apart, apart_count = 0.0, 0
-    tries, distance, grows = 0, 2.0, by_mass
+    tries, distance, grows, hints = 0, 2.0, by_mass, 2
     while high - low > 1:
         if count - above <= FEW and 4 * (count - above) <= size:
             values, size = _gather(values, value_of(low), value_of(high), few, peaks)
-            apart, apart_count = reached, above
+            apart, apart_count, hints = reached, above, 0
         key = low
+        grows = grows and above <= 4 * FEW
         if grows:
             key = key_of(np.float32(largest - distance / scale))
             distance *= 2
             grows = key > low
-        if not grows:
+        if not grows and hints > 0 and count - above > 4 * FEW:
+            share = (wanted - reached) / (measured - reached) + (MARGIN if hints == 1 else -MARGIN)
+            key = _guess(values, low, high, share, largest, scale, by_mass)
+            hints -= 1
+        if not low < key < high:
             key = _probe(low, high, measured - wanted if by_mass else 0.0, wanted - reached, tries, largest, scale)
             tries += 1
-        if key >= high:
-            continue
         found, number = measure(values, value_of(key), largest, scale, by_mass)
         found, number = found + apart, number + apart_count
         if found >= wanted:

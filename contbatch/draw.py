@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from contbatch.cut import FEW, INFINITE, LOWEST, OPTIONS, address_of, block_at, key_of, measure, search, value_of
-from contbatch.draw_blocks import BLOCK, TILE, at_least, float_at, high_product, lowest, mass, ones, peak, weigh, weight
+from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, TILE, at_least, float_at, high_product, lowest, mass, ones, peak, weigh, weight
 from contbatch.plugins.paged_attention.bell import give_way
 from contbatch.plugins.paged_attention.intrinsics import atomic_add
 
@@ -103,12 +103,12 @@ def _draw(values, size, largest, asked, few, scratch):
     temperature, top_k, top_p, min_p, u = asked[0], asked[1], asked[2], asked[3], asked[4]
     temperature = min(max(temperature, TINY), 1 / TINY)
     scale = np.float32(LOG2_E / temperature)
-    cut, kept, equals = LOWEST, 0, 0
+    bound = max(np.float64(LOWEST), largest + LEAST_EXPONENT / scale)
     if min_p > 0:
-        bound = max(largest + temperature * log(min_p), np.float64(LOWEST))
-        cut = np.float32(bound)
-        if cut < bound:
-            cut = value_of(key_of(cut) + 1)
+        bound = max(bound, largest + temperature * log(min_p))
+    cut, kept, equals = np.float32(bound), 0, 0
+    if cut < bound:
+        cut = value_of(key_of(cut) + 1)
     if 0 < top_k < size:
         low = max(cut, _low(values, top_k))
         _, count = measure(values, low, largest, scale, False)

@@ -12,9 +12,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from contbatch.plugins.paged_attention.intrinsics import INT32, INT64, TILE, VECTOR, halved, splat
-from contbatch.plugins.paged_attention.softmax import exp2_of
+from contbatch.plugins.paged_attention.softmax import EXP2_POLYNOMIAL, ROUNDS, WORDS
 
 BLOCK = 2 * TILE
+LEAST_EXPONENT = -125.0
+"""Powers of two are computed from here on."""
 ADDRESS, FLOAT32 = types.int64, types.float32
 
 
@@ -29,8 +31,23 @@ def _mask(builder, lanes):
 
 
 def _powers(builder, logits, largest, scale):
-    below = builder.fsub(logits, splat(builder, largest, TILE))
-    return exp2_of(builder, builder.fmul(below, splat(builder, scale, TILE)))
+    """Return 2**((logit - largest) · scale), exactly 1 for the largest, else within 2 ulp, or anything below 2**LEAST_EXPONENT."""
+
+    def multiply_add(a, b, c):
+        return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+
+    below, scale = builder.fsub(logits, splat(builder, largest, TILE)), splat(builder, scale, TILE)
+    shifted = multiply_add(below, scale, _all(ROUNDS))
+    fraction = multiply_add(below, scale, builder.fsub(_all(ROUNDS), shifted))
+    power = _all(EXP2_POLYNOMIAL[0])
+    for coefficient in EXP2_POLYNOMIAL[1:]:
+        power = multiply_add(power, fraction, _all(coefficient))
+    exponents = builder.shl(builder.bitcast(shifted, WORDS), ir.Constant(WORDS, [23] * TILE))
+    return builder.bitcast(builder.add(builder.bitcast(power, WORDS), exponents), VECTOR)
+
+
+def _all(value):
+    return ir.Constant(VECTOR, [value] * TILE)
 
 
 @intrinsic
@@ -60,7 +77,7 @@ def mass(_context, address, largest, scale, cut):
         for number in (0, 1):
             logits = _tile(builder, address, number)
             kept = builder.fcmp_ordered(">=", logits, splat(builder, cut, TILE))
-            parts.append(builder.select(kept, _powers(builder, logits, largest, scale), ir.Constant(VECTOR, [0.0] * TILE)))
+            parts.append(builder.select(kept, _powers(builder, logits, largest, scale), _all(0.0)))
         return halved(builder, builder.fadd(*parts), builder.fadd)
 
     return FLOAT32(ADDRESS, FLOAT32, FLOAT32, FLOAT32), codegen

@@ -22,6 +22,8 @@ _COLUMN = 32
 """Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
 
 
+PART = 8 * 49152
+
 def sample(
     logits: Floats,
     params: Sequence[SamplingParams],
@@ -65,13 +67,17 @@ def sample(
     if sampled:
         asked[sampled, :4] = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params if p.temperature > 0]
         asked[sampled, 4] = uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled])
-    from contbatch.draw import draw
+    from contbatch.draw import draw, help_draw
+    from contbatch.plugins.paged_attention.helpers import CPUS, call_helper
     if logits.strides[1] != logits.itemsize:
         logits = np.ascontiguousarray(logits)
     addresses = logits.__array_interface__["data"][0] + np.arange(len(logits)) * logits.strides[0]
     for row, values in adjusted.items():
         addresses[row] = values.__array_interface__["data"][0]
-    draw(np.zeros(2, np.int64), addresses, logits.shape[1], asked, token_ids)
+    work = np.zeros(2, np.int64), addresses, logits.shape[1], asked, token_ids
+    for _ in range(min(len(CPUS) - 1, logits.size // PART)):
+        call_helper(help_draw, *work)
+    draw(*work)
     for row in np.flatnonzero(token_ids < 0).tolist():
         values = adjusted.get(row, logits[row])
         token = int(values.argmax())  # of several the first, or the first NaN
