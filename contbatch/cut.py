@@ -53,7 +53,7 @@ def block_at(values, block):
 
 
 @njit(**OPTIONS)
-def measure(values, cut, largest, scale, by_mass, blocks=ALL):
+def measure(values, cut, largest, scale, by_mass, blocks):
     """Return the weights, or else the number, of logits ≥ `cut`, and the number; a cut is finite.
 
     Of every TILE blocks those count that have a bit in `blocks`.
@@ -139,7 +139,7 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
     """
     low, high, reached, above = key_of(low), key_of(largest) + 1, 0.0, 0
     apart, apart_count = 0.0, 0
-    tries, distance, grows, hints = 0, 2.0, by_mass, 2
+    tries, distance, grows, hints = np.int64(0), 2.0, by_mass, 2
     while high - low > 1:
         if count - above <= FEW and 4 * (count - above) <= size:
             values, size = _gather(values, value_of(low), value_of(high), few, peaks)
@@ -157,7 +157,7 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
         if not low < key < high:
             key = _probe(low, high, measured - wanted if by_mass else 0.0, wanted - reached, tries, largest, scale)
             tries += 1
-        found, number = measure(values, value_of(key), largest, scale, by_mass)
+        found, number = measure(values, value_of(key), largest, scale, by_mass, ALL)
         found, number = found + apart, number + apart_count
         if found >= wanted:
             low, measured, count, grows = key, found, number, False

@@ -9,7 +9,7 @@ from math import log
 import numpy as np
 from numba import njit
 
-from contbatch.cut import FEW, INFINITE, LOWEST, OPTIONS, address_of, block_at, key_of, measure, search, value_of
+from contbatch.cut import ALL, FEW, INFINITE, LOWEST, OPTIONS, address_of, block_at, key_of, measure, search, value_of
 from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, TILE, at_least, float_at, high_product, lowest, mass, ones, peak, weigh, weight
 from contbatch.plugins.paged_attention.bell import give_way
 from contbatch.plugins.paged_attention.intrinsics import atomic_add
@@ -21,8 +21,8 @@ CLAIMED, FINISHED = 0, 1
 
 
 @njit(cache=True, nogil=True, **OPTIONS)
-def draw(progress, addresses, size, asked, tokens):
-    """Fill `tokens`, together with whoever calls `help_draw` with the same arguments.
+def draw(progress, addresses, size, asked, tokens, leads):
+    """Fill `tokens`, together with other threads that have the same arguments; who `leads` waits for them.
 
     Parameters
     ----------
@@ -36,27 +36,14 @@ def draw(progress, addresses, size, asked, tokens):
     tokens : ndarray of int64, (num_rows,)
         The place on which u falls, of those that the filters keep; -1 if the largest logit is not finite.
     """
-    _work(progress, addresses, size, asked, tokens)
-    while atomic_add(progress, FINISHED, 0) < len(tokens):
-        give_way(progress)
-
-
-@njit(cache=True, nogil=True, **OPTIONS)
-def help_draw(progress, addresses, size, asked, tokens):
-    """Draw for rows that nobody else has claimed, see `draw`."""
-    _work(progress, addresses, size, asked, tokens)
-
-
-@njit(**OPTIONS)
-def _work(progress, addresses, size, asked, tokens):
     row = atomic_add(progress, CLAIMED, 1)
-    if row >= len(tokens):
+    if row >= len(tokens):  # it comes late: of the rows nothing may be left
         return
     whole, blocks = size // BLOCK, (size + BLOCK - 1) // BLOCK
-    peaks = np.full((blocks + TILE - 1) // TILE * TILE, -INFINITE, np.float32)
-    tail = np.full(BLOCK, -INFINITE, np.float32)
+    peaks, tail = np.empty((blocks + TILE - 1) // TILE * TILE, np.float32), np.empty(BLOCK, np.float32)
+    peaks[:], tail[:] = -INFINITE, -INFINITE
     few = np.empty(FEW + BLOCK, np.float32), np.empty(TILE, np.float32)
-    scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float64), np.empty(blocks, np.int64)
+    scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.int64)
     while row < len(tokens):
         for i in range(whole * BLOCK, size):
             tail[i - whole * BLOCK] = float_at(addresses[row] + 4 * i)
@@ -67,34 +54,24 @@ def _work(progress, addresses, size, asked, tokens):
         elif asked[row, 0] > 0:
             tokens[row] = _draw(values, size, largest, asked[row], few, scratch)
         else:
-            tokens[row] = _first(values, largest)
+            tokens[row] = _last(values, largest, np.int64(1))
         atomic_add(progress, FINISHED, 1)
         row = atomic_add(progress, CLAIMED, 1)
+    while leads and atomic_add(progress, FINISHED, 0) < len(tokens):
+        give_way(progress)
 
 
 @njit(**OPTIONS)
 def _largest(values, peaks, blocks):
     """Fill `peaks`; return the largest, or NaN if one is."""
-    largest, nan = -INFINITE, False
+    largest = -INFINITE
     for block in range(blocks):
         peaks[block] = peak(block_at(values, block))
-    for block in range(blocks):
-        nan |= peaks[block] != peaks[block]
-        largest = max(largest, peaks[block])
-    return np.float32(np.nan) if nan else largest
-
-
-@njit(**OPTIONS)
-def _first(values, wanted):
-    """Return the first place whose logit is `wanted`, which is the largest."""
-    group = 0
-    while not at_least(values[3] + 4 * group, wanted):
-        group += TILE
-    block = group + lowest(at_least(values[3] + 4 * group, wanted))
-    first = at_least(block_at(values, block), wanted)
-    if first:
-        return block * BLOCK + lowest(first)
-    return block * BLOCK + TILE + lowest(at_least(block_at(values, block) + 4 * TILE, wanted))
+        if not peaks[block] <= largest:
+            largest = peaks[block]
+            if largest != largest:
+                break
+    return largest
 
 
 @njit(**OPTIONS)
@@ -106,29 +83,25 @@ def _draw(values, size, largest, asked, few, scratch):
     bound = max(np.float64(LOWEST), largest + LEAST_EXPONENT / scale)
     if min_p > 0:
         bound = max(bound, largest + temperature * log(min_p))
-    cut, kept, equals = np.float32(bound), 0, 0
+    cut, kept, equals = np.float32(bound), np.int64(0), np.int64(0)
     if cut < bound:
         cut = value_of(key_of(cut) + 1)
-    if 0 < top_k < size:
-        low = max(cut, _low(values, top_k))
-        _, count = measure(values, low, largest, scale, False)
-        if count > top_k:
-            cut, kept, equals = search(
-                values, size, low, np.float64(count), count, top_k, False, largest, scale, few[0], few[1]
-            )
-        elif count == top_k:
-            cut = low
-    if top_p < 1:
-        total, count = measure(values, cut, largest, scale, True)
+    for by_mass in (False, True):  # a constant would have all of it compiled twice
+        if top_p == 1 if by_mass else not 0 < top_k < size:
+            continue
+        low = cut if by_mass else max(cut, _low(values, top_k))
+        measured, count = measure(values, low, largest, scale, by_mass, ALL)
         if kept < equals:
-            total, _ = measure(values, value_of(key_of(cut) + 1), largest, scale, True)
-            total += kept * weight(cut, largest, scale)
-        most = kept if kept < equals else count
-        found, kept, equals = search(
-            values, size, cut, total, count, top_p * total, True, largest, scale, few[0], few[1]
-        )
-        kept = min(kept, most) if found == cut else kept
-        cut = found
+            measured, _ = measure(values, value_of(key_of(cut) + 1), largest, scale, by_mass, ALL)
+            measured += kept * weight(cut, largest, scale)
+        wanted = top_p * measured if by_mass else top_k
+        if measured >= wanted:
+            most = kept if kept < equals else count
+            found, kept, equals = search(
+                values, size, low, measured, count, wanted, by_mass, largest, scale, few[0], few[1]
+            )
+            kept = min(kept, most) if found == cut else kept
+            cut = found
     return _fall(values, cut, _last(values, cut, kept) if kept < equals else size, largest, scale, u, scratch)
 
 
@@ -179,7 +152,7 @@ def _fall(values, cut, last, largest, scale, u, scratch):
             block = group + lowest(reach)
             if block * BLOCK <= last < block * BLOCK + BLOCK:
                 _weigh(values, block, cut, last, largest, scale, weights)
-                sums[count] = weights.sum()
+                sums[count] = _total(weights)
             else:
                 sums[count] = mass(block_at(values, block), largest, scale, above if last < block * BLOCK else cut)
             blocks[count] = block
@@ -202,13 +175,18 @@ def _weigh(values, block, cut, last, largest, scale, weights):
 
 
 @njit(**OPTIONS)
+def _total(weights):
+    total = 0.0
+    for value in weights:
+        total += value
+    return total
+
+
+@njit(**OPTIONS)
 def _index(weights, u):
     """Return the index on which u falls, never one of weight 0, and how far into it u lies, in [0, 1)."""
-    total = 0.0
-    for weight in weights:
-        total += weight
     # Rounded or not, u times the total stays below the total: u is at most 1 - 2**-53.
-    target, reached, i = u * total, 0.0, 0
+    target, reached, i = u * _total(weights), 0.0, 0
     while reached + weights[i] <= target:
         reached += weights[i]
         i += 1

@@ -6,6 +6,7 @@ Both keep every token that ties with the k-th; here equal logits rank by id, low
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from types import MappingProxyType
 
 import numpy as np
@@ -17,12 +18,13 @@ from contbatch.sampling_params import SamplingParams
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_FLOAT32 = np.finfo(np.float32)
 _COLUMN = 32
 """Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
 
 
-PART = 8 * 49152
+_SHARE = 2**18
+"""Logits for which another thread is called: fewer are drawn from before it wakes up."""
+
 
 def sample(
     logits: Floats,
@@ -61,29 +63,61 @@ def sample(
         The seed of a sampled row is not an integer in [0, 2**128), or its position in [0, 2**64).
     """
     _check(logits, params, seeds, positions)
-    asked = np.zeros((len(params), 5))
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
-    token_ids, errors = np.empty(len(logits), np.int64), dict[int, Exception]()
     if sampled:
-        asked[sampled, :4] = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params if p.temperature > 0]
-        asked[sampled, 4] = uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled])
-    from contbatch.draw import draw, help_draw
+        asked = np.zeros((len(params), 5))
+        for column, values in enumerate(_options([params[row] for row in sampled], logits.shape[1])):
+            asked[sampled, column] = values
+        asked[sampled, 4] = uniforms([seeds[row] for row in sampled], [positions[row] for row in sampled])
+        token_ids = _drawn(logits, adjusted, asked)
+        unsure = np.flatnonzero(token_ids < 0).tolist()
+    else:
+        token_ids, unsure = np.empty(len(logits), np.int64), range(len(logits))
+    errors = dict[int, Exception]()
+    for row in unsure:
+        values = adjusted.get(row, logits[row])
+        token = token_ids[row] = values.argmax()  # of several the first, or the first NaN
+        if not isfinite(largest := float(values[token])):
+            errors[row] = LogitsError(f"row {row}: the largest logit must be finite, got {largest} at token {token}")
+            token_ids[row] = -1
+    return token_ids, errors
+
+
+def _options(params: Sequence[SamplingParams], size: int) -> tuple[list[float], list[int], list[float], list[float]]:
+    return (
+        [p.temperature for p in params],
+        [p.top_k if p.top_k < size else 0 for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+    )
+
+
+def _drawn(logits: Floats, adjusted: Mapping[int, Floats], asked: npt.NDArray[np.float64]) -> Ids:
+    """Return the tokens that rows draw, see `draw.draw`, with the help of other threads."""
+    from contbatch.draw import draw  # loads Numba
     from contbatch.plugins.paged_attention.helpers import CPUS, call_helper
+
     if logits.strides[1] != logits.itemsize:
         logits = np.ascontiguousarray(logits)
-    addresses = logits.__array_interface__["data"][0] + np.arange(len(logits)) * logits.strides[0]
-    for row, values in adjusted.items():
-        addresses[row] = values.__array_interface__["data"][0]
-    work = np.zeros(2, np.int64), addresses, logits.shape[1], asked, token_ids
-    for _ in range(min(len(CPUS) - 1, logits.size // PART)):
-        call_helper(help_draw, *work)
-    draw(*work)
-    for row in np.flatnonzero(token_ids < 0).tolist():
-        values = adjusted.get(row, logits[row])
-        token = int(values.argmax())  # of several the first, or the first NaN
-        got = f"got {float(values[token])} at token {token}"
-        errors[row] = LogitsError(f"row {row}: the largest logit must be finite, {got}")
-    return token_ids, errors
+    rows = {row: np.ascontiguousarray(values) for row, values in adjusted.items()}
+    addresses = _address(logits) + logits.strides[0] * np.arange(len(logits))
+    for row, values in rows.items():
+        addresses[row] = _address(values)
+    token_ids, progress = np.empty(len(logits), np.int64), np.zeros(2, np.int64)
+    work = progress, addresses, logits.shape[1], asked, token_ids
+
+    def help_draw(*_owners: object) -> None:
+        draw(*work, False)
+
+    for _ in range(min(len(CPUS) - 1, logits.size // _SHARE)):
+        # Named for helpers to hold: an interrupt could take them away from under one that is late.
+        call_helper(help_draw, logits, rows)
+    draw(*work, True)
+    return token_ids
+
+
+def _address(values: Floats) -> int:
+    return int(values.__array_interface__["data"][0])
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -94,12 +128,19 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     """
     from contbatch.draw import philox  # loads Numba
 
-    for seed, position in zip(seeds, positions, strict=True):
-        for name, value, bits in (("seed", seed, 128), ("position", position, 64)):
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
-                raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-    keys = np.array([(int(seed) & (2**64 - 1), int(seed) >> 64) for seed in seeds], np.uint64).reshape(-1, 2)
+    _check_integers("seed", seeds, 128)
+    _check_integers("position", positions, 64)
+    keys = np.empty((len(seeds), 2), np.uint64)
+    keys[:, 0], keys[:, 1] = [int(seed) & (2**64 - 1) for seed in seeds], [int(seed) >> 64 for seed in seeds]
     return (philox(keys, np.array(positions, np.uint64)) >> np.uint64(11)) * 2.0**-53
+
+
+def _check_integers(name: str, values: Sequence[int], bits: int) -> None:
+    if {*map(type, values)} == {int} and min(values) >= 0 and max(values) < 2**bits:  # at the speed of C
+        return
+    for value in values:
+        if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
+            raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
 
 
 def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], positions: Sequence[int]) -> None:

@@ -30,5 +30,8 @@ def _help(jobs: SimpleQueue[Job]) -> None:
     if hasattr(os, "sched_setaffinity"):  # it is born with the affinity of its caller, whose CPU it should leave alone
         os.sched_setaffinity(0, CPUS)
     while True:
-        function, args = jobs.get()
-        function(*args)
+        _call(*jobs.get())  # no name here would keep what it is given alive until the next one
+
+
+def _call(function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    function(*args)
