@@ -72,7 +72,7 @@ def measure(values, cut, largest, scale, by_mass, blocks):
 
 @njit(**OPTIONS)
 def _gather(values, low, high, few, peaks):
-    """Write the logits in low..high, without `high`, into `few`, in their order; return them as values, and how many."""
+    """Write the logits in low..high, without `high`, into `few`; return them as values, and how many."""
     count = 0
     for group in range(0, values[4], TILE):
         reach = at_least(values[3] + 4 * group, low)
@@ -95,7 +95,7 @@ def _gather(values, low, high, few, peaks):
 
 
 @njit(**OPTIONS)
-def _probe(low, high, excess, missing, tries, largest, scale):
+def _probe(low, high, excess, missing, tries):
     """Return a key between two others: where the weights might be cut, if they lie as on a line between."""
     if excess > 0 and tries < NARROWINGS:
         share = min(max(excess / (excess + missing), 0.125), 0.875)
@@ -155,7 +155,7 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
             key = _guess(values, low, high, share, largest, scale, by_mass)
             hints -= 1
         if not low < key < high:
-            key = _probe(low, high, measured - wanted if by_mass else 0.0, wanted - reached, tries, largest, scale)
+            key = _probe(low, high, measured - wanted if by_mass else 0.0, wanted - reached, tries)
             tries += 1
         found, number = measure(values, value_of(key), largest, scale, by_mass, ALL)
         found, number = found + apart, number + apart_count

@@ -4,11 +4,14 @@ A block is `BLOCK` float32 at an address (int64) of any alignment. Every sum run
 registers the machine has.
 """
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# ruff: noqa: ARG001 - what an intrinsic's arguments are for is in its code
 
 import math
+import os
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from contbatch.plugins.paged_attention.intrinsics import INT32, INT64, TILE, VECTOR, halved, splat
@@ -31,7 +34,7 @@ def _mask(builder, lanes):
 
 
 def _powers(builder, logits, largest, scale):
-    """Return 2**((logit - largest) · scale), exactly 1 for the largest, else within 2 ulp, or anything below 2**LEAST_EXPONENT."""
+    """Return 2**((logit - largest) · scale), within 2 ulp, 1 for the largest; anything below 2**LEAST_EXPONENT."""
 
     def multiply_add(a, b, c):
         return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
@@ -121,7 +124,7 @@ def float_at(_context, address):
 
 @intrinsic
 def at_least(_context, address, cut):
-    """Return a bit for each of the TILE floats at an address, the lowest for the first: whether it is at least `cut`."""
+    """Return a bit for each of TILE floats at an address, the lowest for the first: whether it is at least `cut`."""
 
     def codegen(_context, builder, _signature, args):
         return _mask(builder, builder.fcmp_ordered(">=", _tile(builder, args[0]), splat(builder, args[1], TILE)))
@@ -140,6 +143,19 @@ def lowest(_context, mask):
     """Return the number of the lowest bit that is set, of at least one."""
     no = ir.Constant(ir.IntType(1), 1)
     return types.int64(types.uint64), lambda _context, builder, _signature, args: builder.cttz(args[0], no)
+
+
+@intrinsic
+def give_way(_context):
+    """Let another thread of the machine run here, where POSIX says how."""
+
+    def codegen(context, builder, _signature, _args):
+        if os.name == "posix":
+            kind = ir.FunctionType(INT32, [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

@@ -48,16 +48,16 @@ def is_plain(request: Request) -> bool:
 
 
 def _adjusted(logits: Floats, request: Request) -> Floats:
-    p, row = request.sampling, logits.copy()
-    for token, bias in dict(p.logit_bias).items():
-        row[token] += bias
-    output = np.array(request.output_token_ids, np.int64)
+    p, row, output = request.sampling, logits.copy(), request.output_token_ids
     with np.errstate(all="ignore"):  # +inf or NaN fails the request in `sample`
+        if p.logit_bias:
+            row[[token for token, _ in p.logit_bias]] += np.array([bias for _, bias in p.logit_bias], np.float32)
         if p.repetition_penalty != 1:
-            seen = np.unique(np.concatenate([np.asarray(request.token_ids(0, request.num_prompt_tokens)), output]))
+            seen = np.array(request.token_ids(0, request.num_tokens), np.int64)
+            # One that comes twice is given the same number twice.
             values = row[seen].astype(np.float64)
             row[seen] = np.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-        if p.frequency_penalty or p.presence_penalty:
+        if output and (p.frequency_penalty or p.presence_penalty):
             tokens, counts = np.unique(output, return_counts=True)
             row[tokens] -= p.frequency_penalty * counts + p.presence_penalty
     if request.num_output_tokens < p.min_tokens:

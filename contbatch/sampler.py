@@ -65,9 +65,10 @@ def sample(
     _check(logits, params, seeds, positions)
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
     if sampled:
-        asked = np.zeros((len(params), 5))
-        for column, values in enumerate(_options([params[row] for row in sampled], logits.shape[1])):
-            asked[sampled, column] = values
+        asked, vocab_size = np.empty((len(params), 5)), logits.shape[1]
+        asked[:, 0], asked[:, 2] = [p.temperature for p in params], [p.top_p for p in params]
+        asked[:, 1] = [p.top_k if p.top_k < vocab_size else 0 for p in params]
+        asked[:, 3] = [p.min_p for p in params]
         asked[sampled, 4] = uniforms([seeds[row] for row in sampled], [positions[row] for row in sampled])
         token_ids = _drawn(logits, adjusted, asked)
         unsure = np.flatnonzero(token_ids < 0).tolist()
@@ -81,15 +82,6 @@ def sample(
             errors[row] = LogitsError(f"row {row}: the largest logit must be finite, got {largest} at token {token}")
             token_ids[row] = -1
     return token_ids, errors
-
-
-def _options(params: Sequence[SamplingParams], size: int) -> tuple[list[float], list[int], list[float], list[float]]:
-    return (
-        [p.temperature for p in params],
-        [p.top_k if p.top_k < size else 0 for p in params],
-        [p.top_p for p in params],
-        [p.min_p for p in params],
-    )
 
 
 def _drawn(logits: Floats, adjusted: Mapping[int, Floats], asked: npt.NDArray[np.float64]) -> Ids:
@@ -130,8 +122,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
 
     _check_integers("seed", seeds, 128)
     _check_integers("position", positions, 64)
-    keys = np.empty((len(seeds), 2), np.uint64)
-    keys[:, 0], keys[:, 1] = [int(seed) & (2**64 - 1) for seed in seeds], [int(seed) >> 64 for seed in seeds]
+    keys = np.frombuffer(b"".join([int(seed).to_bytes(16, "little") for seed in seeds]), "<u8").reshape(-1, 2)
     return (philox(keys, np.array(positions, np.uint64)) >> np.uint64(11)) * 2.0**-53
 
 

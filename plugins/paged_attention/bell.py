@@ -53,8 +53,6 @@ _make_mutex, _make_condition = (
 )
 _lock, _unlock = _calls("pthread_mutex_lock", MUTEX), _calls("pthread_mutex_unlock", MUTEX)
 _signal, _sleep = _calls("pthread_cond_signal", CONDITION), _calls("pthread_cond_wait", CONDITION, MUTEX)
-give_way = _calls("sched_yield")
-"""Let other threads of the machine run, where there are any; the argument, an array, is left alone."""
 
 
 @njit(**EXACT)
