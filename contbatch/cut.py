@@ -17,7 +17,7 @@ from contbatch.draw_blocks import BLOCK, TILE, at_least, float_at, lowest, mass,
 
 FEW = 1024
 """So many logits are looked at apart from the others."""
-INFINITE, LOWEST = np.float32(np.inf), np.finfo(np.float32).min
+INFINITE, LOWEST, LOG2_E = np.float32(np.inf), np.finfo(np.float32).min, np.log2(np.e)
 OPTIONS = {"error_model": "numpy"}
 NARROWINGS = 12
 """Probes between logits; later ones halve what is left of the numbers that are float32."""
@@ -53,6 +53,31 @@ def block_at(values, block):
 
 
 @njit(**OPTIONS)
+def room_for(size):
+    """Return room for the peaks of so many logits, their last block, `FEW` and a block more, and the peaks of these."""
+    blocks = (size + BLOCK - 1) // BLOCK
+    peaks, tail = np.empty((blocks + TILE - 1) // TILE * TILE, np.float32), np.empty(BLOCK, np.float32)
+    peaks[:], tail[:] = -INFINITE, -INFINITE
+    return peaks, tail, np.empty(FEW + BLOCK, np.float32), np.empty(TILE, np.float32)
+
+
+@njit(**OPTIONS)
+def look_at(address, size, room):
+    """Return as values the logits at an address, and the largest, or NaN if one is: then there are no peaks."""
+    peaks, tail, whole, largest = room[0], room[1], size // BLOCK, -INFINITE
+    for i in range(whole * BLOCK, size):
+        tail[i - whole * BLOCK] = float_at(address + 4 * i)
+    values = address, whole, address_of(tail), address_of(peaks), peaks.size
+    for block in range((size + BLOCK - 1) // BLOCK):
+        peaks[block] = peak(block_at(values, block))
+        if not peaks[block] <= largest:
+            largest = peaks[block]
+            if largest != largest:
+                break
+    return values, largest
+
+
+@njit(**OPTIONS)
 def measure(values, cut, largest, scale, by_mass, blocks):
     """Return the weights, or else the number, of logits ≥ `cut`, and the number; a cut is finite.
 
@@ -68,6 +93,21 @@ def measure(values, cut, largest, scale, by_mass, blocks):
                 total += mass(address, largest, scale, cut)
             reach &= reach - np.uint64(1)
     return (total if by_mass else np.float64(count)), count
+
+
+@njit(**OPTIONS)
+def low_cut(values, top_k):
+    """Return a cut that keeps at least top_k logits, by the peaks alone."""
+    low, high = key_of(LOWEST), key_of(INFINITE)
+    while high - low > 1:
+        key, count = low + (high - low) // 2, 0
+        for group in range(0, values[4], TILE):
+            count += ones(at_least(values[3] + 4 * group, value_of(key)))
+        if count >= top_k:
+            low = key
+        else:
+            high = key
+    return value_of(low)
 
 
 @njit(**OPTIONS)
@@ -120,7 +160,7 @@ def _guess(values, low, high, share, largest, scale, by_mass):
 
 
 @njit(**OPTIONS)
-def search(values, size, low, measured, count, wanted, by_mass, largest, scale, few, peaks):
+def search(values, size, low, measured, count, wanted, by_mass, largest, scale, room):
     """Return the cut such that what lies above it measures less than `wanted`, together with it no less.
 
     Parameters
@@ -129,8 +169,8 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
         The logits, and how many there are.
     low, measured, count
         A bound of the cut, finite, what the logits ≥ it measure, at least `wanted`, and their number.
-    few, peaks
-        Room for `FEW` logits and a block, and for the peaks of their blocks.
+    room
+        See `room_for`.
 
     Returns
     -------
@@ -142,7 +182,7 @@ def search(values, size, low, measured, count, wanted, by_mass, largest, scale, 
     tries, distance, grows, hints = np.int64(0), 2.0, by_mass, 2
     while high - low > 1:
         if count - above <= FEW and 4 * (count - above) <= size:
-            values, size = _gather(values, value_of(low), value_of(high), few, peaks)
+            values, size = _gather(values, value_of(low), value_of(high), room[2], room[3])
             apart, apart_count, hints = reached, above, 0
         key = low
         grows = grows and above <= 4 * FEW

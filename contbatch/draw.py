@@ -9,7 +9,22 @@ from math import log
 import numpy as np
 from numba import njit
 
-from contbatch.cut import ALL, FEW, INFINITE, LOWEST, OPTIONS, address_of, block_at, key_of, measure, search, value_of
+from contbatch.cut import (
+    ALL,
+    INFINITE,
+    LOG2_E,
+    LOWEST,
+    OPTIONS,
+    address_of,
+    block_at,
+    key_of,
+    look_at,
+    low_cut,
+    measure,
+    room_for,
+    search,
+    value_of,
+)
 from contbatch.draw_blocks import (
     BLOCK,
     LEAST_EXPONENT,
@@ -21,15 +36,14 @@ from contbatch.draw_blocks import (
     lowest,
     mass,
     ones,
-    peak,
     weigh,
     weight,
 )
 from contbatch.plugins.paged_attention.intrinsics import atomic_add
 
-SOURCES = "d50919dc9ae33d05"
+SOURCES = "d079521cf4bf03c4"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
-LOG2_E, TINY = np.log2(np.e), float(np.finfo(np.float32).tiny)
+TINY = float(np.finfo(np.float32).tiny)
 CLAIMED, FINISHED = 0, 1
 
 
@@ -50,45 +64,30 @@ def draw(progress, addresses, size, asked, tokens, leads):
         The place on which u falls, of those that the filters keep; -1 if the largest logit is not finite.
     """
     row = atomic_add(progress, CLAIMED, 1)
-    if row >= len(tokens):  # it comes late: of the rows nothing may be left
-        return
-    whole, blocks = size // BLOCK, (size + BLOCK - 1) // BLOCK
-    peaks, tail = np.empty((blocks + TILE - 1) // TILE * TILE, np.float32), np.empty(BLOCK, np.float32)
-    peaks[:], tail[:] = -INFINITE, -INFINITE
-    few = np.empty(FEW + BLOCK, np.float32), np.empty(TILE, np.float32)
-    scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.int64)
-    while row < len(tokens):
-        for i in range(whole * BLOCK, size):
-            tail[i - whole * BLOCK] = float_at(addresses[row] + 4 * i)
-        values = addresses[row], whole, address_of(tail), address_of(peaks), peaks.size
-        largest = _largest(values, peaks, blocks)
-        if not abs(largest) < INFINITE:
-            tokens[row] = -1
-        elif asked[row, 0] > 0:
-            tokens[row] = _draw(values, size, largest, asked[row], few, scratch)
-        else:
-            tokens[row] = _last(values, largest, np.int64(1))
-        atomic_add(progress, FINISHED, 1)
-        row = atomic_add(progress, CLAIMED, 1)
+    if row < len(tokens):  # who comes late may find nothing left, of the rows neither
+        _draw_rows(row, progress, addresses, size, asked, tokens)
     while leads and atomic_add(progress, FINISHED, 0) < len(tokens):
         give_way()
 
 
 @njit(**OPTIONS)
-def _largest(values, peaks, blocks):
-    """Fill `peaks`; return the largest, or NaN if one is."""
-    largest = -INFINITE
-    for block in range(blocks):
-        peaks[block] = peak(block_at(values, block))
-        if not peaks[block] <= largest:
-            largest = peaks[block]
-            if largest != largest:
-                break
-    return largest
+def _draw_rows(row, progress, addresses, size, asked, tokens):
+    room, blocks = room_for(size), (size + BLOCK - 1) // BLOCK
+    scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.int64)
+    while row < len(tokens):
+        values, largest = look_at(addresses[row], size, room)
+        if not abs(largest) < INFINITE:
+            tokens[row] = -1
+        elif asked[row, 0] > 0:
+            tokens[row] = _draw(values, size, largest, asked[row], room, scratch)
+        else:
+            tokens[row] = _last(values, largest, np.int64(1))
+        atomic_add(progress, FINISHED, 1)
+        row = atomic_add(progress, CLAIMED, 1)
 
 
 @njit(**OPTIONS)
-def _draw(values, size, largest, asked, few, scratch):
+def _draw(values, size, largest, asked, room, scratch):
     """Return the place on which u falls."""
     temperature, top_k, top_p, min_p, u = asked[0], asked[1], asked[2], asked[3], asked[4]
     temperature = min(max(temperature, TINY), 1 / TINY)
@@ -102,7 +101,7 @@ def _draw(values, size, largest, asked, few, scratch):
     for by_mass in (False, True):  # a constant would have all of it compiled twice
         if top_p == 1 if by_mass else not 0 < top_k < size:
             continue
-        low = cut if by_mass else max(cut, _low(values, top_k))
+        low = cut if by_mass else max(cut, low_cut(values, top_k))
         measured, count = measure(values, low, largest, scale, by_mass, ALL)
         if kept < equals:
             measured, _ = measure(values, value_of(key_of(cut) + 1), largest, scale, by_mass, ALL)
@@ -110,27 +109,10 @@ def _draw(values, size, largest, asked, few, scratch):
         wanted = top_p * measured if by_mass else top_k
         if measured >= wanted:
             most = kept if kept < equals else count
-            found, kept, equals = search(
-                values, size, low, measured, count, wanted, by_mass, largest, scale, few[0], few[1]
-            )
+            found, kept, equals = search(values, size, low, measured, count, wanted, by_mass, largest, scale, room)
             kept = min(kept, most) if found == cut else kept
             cut = found
     return _fall(values, cut, _last(values, cut, kept) if kept < equals else size, largest, scale, u, scratch)
-
-
-@njit(**OPTIONS)
-def _low(values, top_k):
-    """Return a cut that keeps at least top_k logits, by the peaks alone."""
-    low, high = key_of(LOWEST), key_of(INFINITE)
-    while high - low > 1:
-        key, count = low + (high - low) // 2, 0
-        for group in range(0, values[4], TILE):
-            count += ones(at_least(values[3] + 4 * group, value_of(key)))
-        if count >= top_k:
-            low = key
-        else:
-            high = key
-    return value_of(low)
 
 
 @njit(**OPTIONS)

@@ -18,10 +18,6 @@ from contbatch.sampling_params import SamplingParams
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_COLUMN = 32
-"""Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
-
-
 _SHARE = 2**18
 """Logits for which another thread is called: fewer are drawn from before it wakes up."""
 
@@ -92,9 +88,9 @@ def _drawn(logits: Floats, adjusted: Mapping[int, Floats], asked: npt.NDArray[np
     if logits.strides[1] != logits.itemsize:
         logits = np.ascontiguousarray(logits)
     rows = {row: np.ascontiguousarray(values) for row, values in adjusted.items()}
-    addresses = _address(logits) + logits.strides[0] * np.arange(len(logits))
+    addresses = address_of(logits) + logits.strides[0] * np.arange(len(logits))
     for row, values in rows.items():
-        addresses[row] = _address(values)
+        addresses[row] = address_of(values)
     token_ids, progress = np.empty(len(logits), np.int64), np.zeros(2, np.int64)
     work = progress, addresses, logits.shape[1], asked, token_ids
 
@@ -108,7 +104,8 @@ def _drawn(logits: Floats, adjusted: Mapping[int, Floats], asked: npt.NDArray[np
     return token_ids
 
 
-def _address(values: Floats) -> int:
+def address_of(values: Floats) -> int:
+    """Return where an array begins, for machine code; the array must outlive its use there."""
     return int(values.__array_interface__["data"][0])
 
 
@@ -141,26 +138,3 @@ def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], posit
     lengths = len(params), len(seeds), len(positions)
     if set(lengths) != {len(logits)}:
         raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
-
-
-def _best(values: Floats, count: int) -> Ids:
-    """Return where the `count` largest values stand, ascending; of equal ones the first are taken."""
-    cut = np.partition(values, values.size - count)[values.size - count]
-    keep = np.flatnonzero(values >= cut)
-    excess = keep.size - count
-    return np.delete(keep, np.flatnonzero(values[keep] == cut)[-excess:]) if excess else keep
-
-
-def top_k(row: Floats, k: int) -> Ids:
-    """Return the ids of the k ≥ 1 best tokens, ascending: `_best`, in about half the time where k is small."""
-    width = row.size // _COLUMN
-    if k > width // 8:
-        return _best(row, k)
-    body, tail = row[: _COLUMN * width].reshape(_COLUMN, width), row[_COLUMN * width :]
-    maxima = body.max(axis=0)
-    # k columns reach the cut, so at least k logits do, and none of the k best is below it.
-    cut = np.partition(maxima, width - k)[width - k]
-    columns = np.flatnonzero(maxima >= cut)
-    lines, places = np.nonzero(body[:, columns] >= cut)
-    ids = np.concatenate([lines * width + columns[places], body.size + np.flatnonzero(tail >= cut)])
-    return ids[_best(row[ids], k)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
-from contbatch import draw
+from contbatch import draw, ranks
 from contbatch.plugins.paged_attention import cpu, kernels, reference, step_plan, team
 from contbatch.plugins.paged_attention.kernels import lead
 from contbatch.plugins.paged_attention.tile import exp2
@@ -250,7 +250,7 @@ def test_exp2_is_within_an_ulp():
     assert np.isnan(many(np.full(1, np.nan, np.float32))).all()
 
 
-@pytest.mark.parametrize("compiled", [kernels, draw])
+@pytest.mark.parametrize("compiled", [kernels, draw, ranks])
 def test_a_change_in_any_module_of_the_kernels_compiles_them_again(compiled):
     found, files = set(), {compiled.__name__}
     while files - found:

@@ -1,4 +1,5 @@
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from contbatch import draw as compiled
 from contbatch import sampler
 from contbatch.cut import address_of
 from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, weigh
@@ -297,6 +299,18 @@ def test_whoever_helps_changes_nothing(monkeypatch, call):
         function(*args)
     assert token_ids.tolist() == before
     late.clear()
+
+
+def test_who_leads_waits_for_rows_that_others_have_claimed():
+    progress, token_ids = np.array([2, 1]), np.zeros(2, np.int64)
+    args = progress, np.zeros(2, np.int64), 8, np.zeros((2, 5)), token_ids
+    compiled.draw(*args, False)
+    leading = threading.Thread(target=compiled.draw, args=[*args, True])
+    leading.start()
+    leading.join(0.05)
+    assert leading.is_alive()
+    progress[1] = 2
+    leading.join()
 
 
 def test_weights_are_within_two_ulp():
