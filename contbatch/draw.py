@@ -41,7 +41,7 @@ from contbatch.draw_blocks import (
 )
 from contbatch.plugins.paged_attention.intrinsics import atomic_add
 
-SOURCES = "d079521cf4bf03c4"
+SOURCES = "55b75320fb381417"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
 TINY = float(np.finfo(np.float32).tiny)
 CLAIMED, FINISHED = 0, 1
@@ -140,7 +140,7 @@ def _last(values, cut, kept):
 def _fall(values, cut, last, largest, scale, u, scratch):
     """Return the place on which u falls, of the logits above the cut and its equals up to the place `last`."""
     weights, sums, blocks = scratch
-    above, count = value_of(key_of(cut) + 1), 0
+    above, count, total = value_of(key_of(cut) + 1), 0, 0.0
     for group in range(0, values[4], TILE):
         reach = at_least(values[3] + 4 * group, cut)
         while reach:
@@ -151,11 +151,13 @@ def _fall(values, cut, last, largest, scale, u, scratch):
             else:
                 sums[count] = mass(block_at(values, block), largest, scale, above if last < block * BLOCK else cut)
             blocks[count] = block
+            total += sums[count]
             count += 1
             reach &= reach - np.uint64(1)
-    i, rest = _index(sums[:count], u)
+    # Rounded or not, u times a total stays below the total: u is at most 1 - 2**-53.
+    i, rest = _index(sums, u * total)
     _weigh(values, blocks[i], cut, last, largest, scale, weights)
-    return blocks[i] * BLOCK + _index(weights, rest)[0]
+    return blocks[i] * BLOCK + _index(weights, rest * _total(weights))[0]
 
 
 @njit(**OPTIONS)
@@ -178,10 +180,9 @@ def _total(weights):
 
 
 @njit(**OPTIONS)
-def _index(weights, u):
-    """Return the index on which u falls, never one of weight 0, and how far into it u lies, in [0, 1)."""
-    # Rounded or not, u times the total stays below the total: u is at most 1 - 2**-53.
-    target, reached, i = u * _total(weights), 0.0, 0
+def _index(weights, target):
+    """Return the index at which the sum exceeds `target`, which is below it all, and how far into it that is, < 1."""
+    reached, i = 0.0, 0
     while reached + weights[i] <= target:
         reached += weights[i]
         i += 1

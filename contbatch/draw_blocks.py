@@ -34,10 +34,16 @@ def _mask(builder, lanes):
 
 
 def _powers(builder, logits, largest, scale):
-    """Return 2**((logit - largest) · scale), within 2 ulp, 1 for the largest; anything below 2**LEAST_EXPONENT."""
+    """Return bits of 2**((logit - largest) · scale), within 2 ulp, 1 for the largest, where ≥ 2**LEAST_EXPONENT.
+
+    Products are fused with sums explicitly: a CPU that can't gives the same bits, slowly.
+    """
+
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{TILE}f32")
 
     def multiply_add(a, b, c):
-        return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+        return builder.call(fused, [a, b, c])
 
     below, scale = builder.fsub(logits, splat(builder, largest, TILE)), splat(builder, scale, TILE)
     shifted = multiply_add(below, scale, _all(ROUNDS))
@@ -46,7 +52,7 @@ def _powers(builder, logits, largest, scale):
     for coefficient in EXP2_POLYNOMIAL[1:]:
         power = multiply_add(power, fraction, _all(coefficient))
     exponents = builder.shl(builder.bitcast(shifted, WORDS), ir.Constant(WORDS, [23] * TILE))
-    return builder.bitcast(builder.add(builder.bitcast(power, WORDS), exponents), VECTOR)
+    return builder.add(builder.bitcast(power, WORDS), exponents)
 
 
 def _all(value):
@@ -80,7 +86,8 @@ def mass(_context, address, largest, scale, cut):
         for number in (0, 1):
             logits = _tile(builder, address, number)
             kept = builder.fcmp_ordered(">=", logits, splat(builder, cut, TILE))
-            parts.append(builder.select(kept, _powers(builder, logits, largest, scale), _all(0.0)))
+            powers = _powers(builder, logits, largest, scale)
+            parts.append(builder.bitcast(builder.select(kept, powers, ir.Constant(WORDS, [0] * TILE)), VECTOR))
         return halved(builder, builder.fadd(*parts), builder.fadd)
 
     return FLOAT32(ADDRESS, FLOAT32, FLOAT32, FLOAT32), codegen
@@ -93,7 +100,7 @@ def weigh(_context, address, largest, scale, weights):
     def codegen(context, builder, _signature, args):
         address, largest, scale, weights = args
         for number in (0, 1):
-            powers = _powers(builder, _tile(builder, address, number), largest, scale)
+            powers = builder.bitcast(_powers(builder, _tile(builder, address, number), largest, scale), VECTOR)
             start = builder.add(weights, INT64(4 * TILE * number))
             builder.store(powers, builder.inttoptr(start, VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
@@ -107,7 +114,8 @@ def weight(_context, logit, largest, scale):
 
     def codegen(_context, builder, _signature, args):
         logit, largest, scale = args
-        return builder.extract_element(_powers(builder, splat(builder, logit, TILE), largest, scale), INT32(0))
+        bits = builder.extract_element(_powers(builder, splat(builder, logit, TILE), largest, scale), INT32(0))
+        return builder.bitcast(bits, ir.FloatType())
 
     return FLOAT32(FLOAT32, FLOAT32, FLOAT32), codegen
 
