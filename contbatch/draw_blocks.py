@@ -38,7 +38,6 @@ def _powers(builder, logits, largest, scale):
 
     Products are fused with sums explicitly: a CPU that can't gives the same bits, slowly.
     """
-
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{TILE}f32")
 

@@ -24,7 +24,7 @@ from contbatch.cut import (
 )
 from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, TILE, at_least, float_at, lowest, ones
 
-SOURCES = "55b75320fb381417"
+SOURCES = "ecdd37d3974e710e"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
 MOST = FEW
 """More of the likeliest are found by sorting."""
