@@ -6,9 +6,10 @@ found by bisection, soon among a few logits only.
 Values are (address of the first block, whole blocks, address of what follows them as a block of its own, address of the
 peaks of all blocks, how many peaks); weights are 2**((logit - largest) · scale).
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, call-arg, unreachable, attr-defined, var-annotated"
 
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -18,7 +19,7 @@ from contbatch.draw_blocks import BLOCK, TILE, at_least, float_at, lowest, mass,
 FEW = 1024
 """So many logits are looked at apart from the others."""
 INFINITE, LOWEST, LOG2_E = np.float32(np.inf), np.finfo(np.float32).min, np.log2(np.e)
-OPTIONS = {"error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"error_model": "numpy"}
 NARROWINGS = 12
 """Probes between logits; later ones halve what is left of the numbers that are float32."""
 ALL, SOME = np.uint64(2**64 - 1), np.uint64(0x0001000100010001)

@@ -51,7 +51,8 @@ def _adjusted(logits: Floats, request: Request) -> Floats:
     p, row, output = request.sampling, logits.copy(), request.output_token_ids
     with np.errstate(all="ignore"):  # +inf or NaN fails the request in `sample`
         if p.logit_bias:
-            row[[token for token, _ in p.logit_bias]] += np.array([bias for _, bias in p.logit_bias], np.float32)
+            bias = dict(p.logit_bias)
+            row[list(bias)] += np.array(list(bias.values()), np.float32)
         if p.repetition_penalty != 1:
             seen = np.array(request.token_ids(0, request.num_tokens), np.int64)
             # One that comes twice is given the same number twice.

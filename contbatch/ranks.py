@@ -1,5 +1,5 @@
 """How likely a token is among a row of logits, and which are the likeliest, in machine code. Loads Numba."""
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, call-arg, unreachable, attr-defined, var-annotated"
 
 from math import log
 
@@ -24,7 +24,7 @@ from contbatch.cut import (
 )
 from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, TILE, at_least, float_at, lowest, ones
 
-SOURCES = "ecdd37d3974e710e"
+SOURCES = "51dd3673925d1b48"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
 MOST = FEW
 """More of the likeliest are found by sorting."""

@@ -69,7 +69,7 @@ def sample(
         token_ids = _drawn(logits, adjusted, asked)
         unsure = np.flatnonzero(token_ids < 0).tolist()
     else:
-        token_ids, unsure = np.empty(len(logits), np.int64), range(len(logits))
+        token_ids, unsure = np.empty(len(logits), np.int64), list(range(len(logits)))
     errors = dict[int, Exception]()
     for row in unsure:
         values = adjusted.get(row, logits[row])
@@ -120,7 +120,8 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     _check_integers("seed", seeds, 128)
     _check_integers("position", positions, 64)
     keys = np.frombuffer(b"".join([int(seed).to_bytes(16, "little") for seed in seeds]), "<u8").reshape(-1, 2)
-    return (philox(keys, np.array(positions, np.uint64)) >> np.uint64(11)) * 2.0**-53
+    drawn: npt.NDArray[np.uint64] = philox(keys, np.array(positions, np.uint64))
+    return (drawn >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def _check_integers(name: str, values: Sequence[int], bits: int) -> None:
