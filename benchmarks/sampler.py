@@ -27,6 +27,7 @@ KINDS = {
     "temperature 0.8, top_p 0.95, top_k 50": [SamplingParams(temperature=0.8, top_p=0.95, top_k=50)],
 }
 KINDS["mixed, a sixth each"] = [params for kind in KINDS.values() for params in kind]
+KINDS["nearly flat: temperature 3, top_p 0.95"] = [SamplingParams(temperature=3.0, top_p=0.95)]
 
 
 def naive(

@@ -1,189 +1,207 @@
-"""One row's draw in machine code: filters, then the inverse of the cumulative distribution. Loads Numba.
+"""The draws of a step in machine code: filters, then the inverse of the cumulative distribution. Loads Numba.
 
-Nothing is sorted: where a filter cuts is found digit by digit of the logits' bits, as in a radix sort.
+Filters keep what lies above a logit, the cut, and the first of its equals: see `cut`.
 """
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, call-arg, unreachable, attr-defined, var-annotated"
+
+from math import log
 
 import numpy as np
 from numba import njit
 
-BLOCK = 128
-"""Weights whose sum and largest are kept."""
-DIGITS = ((21, 11), (10, 11), (0, 10))
-"""Where each digit of a number's 32 bits begins, and its width."""
-ZERO, ONE = np.float32(0), np.float32(1)
-SMALLEST = np.float32(-87)
-"""Its exponential is the least that is computed; below it weights are 0."""
-IN_ANY_ORDER = {"reassoc", "nnan", "nsz"}
-"""The compiler may split a sum among the lanes of a vector: an order that hangs on the CPU, not on the numbers."""
+from contbatch.cut import (
+    ALL,
+    INFINITE,
+    LOG2_E,
+    LOWEST,
+    OPTIONS,
+    address_of,
+    block_at,
+    key_of,
+    look_at,
+    low_cut,
+    measure,
+    room_for,
+    search,
+    value_of,
+)
+from contbatch.draw_blocks import (
+    BLOCK,
+    LEAST_EXPONENT,
+    TILE,
+    at_least,
+    float_at,
+    give_way,
+    high_product,
+    lowest,
+    mass,
+    ones,
+    weigh,
+    weight,
+)
+from contbatch.plugins.paged_attention.intrinsics import atomic_add
+
+SOURCES = "51dd3673925d1b48"
+"""Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
+TINY = float(np.finfo(np.float32).tiny)
+CLAIMED, FINISHED = 0, 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def draw(logits, largest, temperature, top_p, min_p, u):
-    """Return the place on which u in [0, 1) falls, of those that the filters keep.
+@njit(cache=True, nogil=True, **OPTIONS)
+def draw(progress, addresses, size, asked, tokens, leads):
+    """Fill `tokens`, together with other threads that have the same arguments; who `leads` waits for them.
 
     Parameters
     ----------
-    logits : ndarray of float32, (num_tokens,)
-        Contiguous.
-    largest : float32
-        The maximum, finite.
-    temperature : float32
-        > 0.
-    top_p, min_p, u : float
-        The filters are off at 1 and 0.
+    progress : ndarray of int64, (2,)
+        Zeros: rows claimed, rows finished.
+    addresses : ndarray of int64, (num_rows,)
+        Where each row of `size` float32 logits begins.
+    size : int
+    asked : ndarray of float64, (num_rows, 5)
+        Temperature (0: take the first of the largest), top_k (0: off), top_p (1: off), min_p (0: off), u in [0, 1).
+    tokens : ndarray of int64, (num_rows,)
+        The place on which u falls, of those that the filters keep; -1 if the largest logit is not finite.
     """
-    size = logits.size
-    blocks = (size + BLOCK - 1) // BLOCK
-    weights, sums, maxima = np.empty(size, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.float32)
-    bits, highest = weights.view(np.uint32), maxima.view(np.uint32)
-    _weigh(logits, largest, ONE / temperature, weights)
-    for block in range(blocks):
-        start, stop = block * BLOCK, min(size, block * BLOCK + BLOCK)
-        sums[block], highest[block] = _sum_from(ZERO, weights[start:stop]), _highest(bits[start:stop])
-    if top_p == 1 and min_p == 0:
-        block, rest = _fall(sums, u)
-        return block * BLOCK + _fall(weights[block * BLOCK : block * BLOCK + BLOCK], rest)[0]
-    floor = np.float32(min_p)
-    if floor < min_p:
-        floor = np.nextafter(floor, np.float32(2))
-    elif min_p == 0:
-        floor = _floor(weights, maxima, top_p * _total(sums))
-    places = np.empty(size, np.int64)
-    count = _above(floor, weights, maxima, places)
-    if top_p < 1:
-        total = _total(weights[places[:count]]) if min_p > 0 else _total(sums)
-        count = _nucleus(logits, weights, places, count, top_p * total)
-    return places[_fall(weights[places[:count]], u)[0]]
+    row = atomic_add(progress, CLAIMED, 1)
+    if row < len(tokens):  # who comes late may find nothing left, of the rows neither
+        _draw_rows(row, progress, addresses, size, asked, tokens)
+    while leads and atomic_add(progress, FINISHED, 0) < len(tokens):
+        give_way()
 
 
-@njit(error_model="numpy")
-def _exp(x):
-    """e**x for float32 x ≤ 0, 0 below `SMALLEST`; after expf of Cephes (Moshier)."""
-    near = x if x > SMALLEST else SMALLEST
-    # Adding 1.5·2²³ rounds to an integer, which then sits in the low bits.
-    shifted = np.float32(near * np.float32(1.44269504) + np.float32(12582912))
-    n = shifted - np.float32(12582912)
-    f = (near - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * f + np.float32(1.3981999507e-3)
-    p = p * f + np.float32(8.3334519073e-3)
-    p = p * f + np.float32(4.1665795894e-2)
-    p = p * f + np.float32(1.6666665459e-1)
-    p = p * f + np.float32(5.0000001201e-1)
-    p = p * f * f + f + ONE
-    power = np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
-    return p * power if x >= SMALLEST else ZERO
+@njit(**OPTIONS)
+def _draw_rows(row, progress, addresses, size, asked, tokens):
+    room, blocks = room_for(size), (size + BLOCK - 1) // BLOCK
+    scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.int64)
+    while row < len(tokens):
+        values, largest = look_at(addresses[row], size, room)
+        if not abs(largest) < INFINITE:
+            tokens[row] = -1
+        elif asked[row, 0] > 0:
+            tokens[row] = _draw(values, size, largest, asked[row], room, scratch)
+        else:
+            tokens[row] = _last(values, largest, np.int64(1))
+        atomic_add(progress, FINISHED, 1)
+        row = atomic_add(progress, CLAIMED, 1)
 
 
-@njit(error_model="numpy")
-def _weigh(row, largest, scale, weights):
-    for i in range(row.size):
-        weights[i] = _exp((row[i] - largest) * scale)
+@njit(**OPTIONS)
+def _draw(values, size, largest, asked, room, scratch):
+    """Return the place on which u falls."""
+    temperature, top_k, top_p, min_p, u = asked[0], asked[1], asked[2], asked[3], asked[4]
+    temperature = min(max(temperature, TINY), 1 / TINY)
+    scale = np.float32(LOG2_E / temperature)
+    bound = max(np.float64(LOWEST), largest + LEAST_EXPONENT / scale)
+    if min_p > 0:
+        bound = max(bound, largest + temperature * log(min_p))
+    cut, kept, equals = np.float32(bound), np.int64(0), np.int64(0)
+    if cut < bound:
+        cut = value_of(key_of(cut) + 1)
+    for by_mass in (False, True):  # a constant would have all of it compiled twice
+        if top_p == 1 if by_mass else not 0 < top_k < size:
+            continue
+        low = cut if by_mass else max(cut, low_cut(values, top_k))
+        measured, count = measure(values, low, largest, scale, by_mass, ALL)
+        if kept < equals:
+            measured, _ = measure(values, value_of(key_of(cut) + 1), largest, scale, by_mass, ALL)
+            measured += kept * weight(cut, largest, scale)
+        wanted = top_p * measured if by_mass else top_k
+        if measured >= wanted:
+            most = kept if kept < equals else count
+            found, kept, equals = search(values, size, low, measured, count, wanted, by_mass, largest, scale, room)
+            kept = min(kept, most) if found == cut else kept
+            cut = found
+    return _fall(values, cut, _last(values, cut, kept) if kept < equals else size, largest, scale, u, scratch)
 
 
-@njit(error_model="numpy", fastmath=IN_ANY_ORDER)
-def _sum_from(floor, weights):
-    """Return the sum of the weights that are at least `floor`."""
-    total = ZERO
-    for i in range(weights.size):
-        total += weights[i] if weights[i] >= floor else ZERO
-    return total
+@njit(**OPTIONS)
+def _last(values, cut, kept):
+    """Return the place of the last of so many logits that equal the cut."""
+    above = value_of(key_of(cut) + 1)
+    for group in range(0, values[4], TILE):
+        reach = at_least(values[3] + 4 * group, cut)
+        while reach:
+            block = group + lowest(reach)
+            for part in range(2):
+                start = block_at(values, block) + 4 * TILE * part
+                same = at_least(start, cut) & ~at_least(start, above)
+                count = ones(same)
+                if count >= kept:
+                    for _ in range(kept - 1):
+                        same &= same - np.uint64(1)
+                    return block * BLOCK + TILE * part + lowest(same)
+                kept -= count
+            reach &= reach - np.uint64(1)
+    return -1
 
 
-@njit(error_model="numpy")
-def _highest(bits):
-    """Return the largest of some floats ≥ 0 by their bits: integers have a maximum of vectors."""
-    top = np.uint32(0)
-    for i in range(bits.size):
-        top = max(top, bits[i])
-    return top
+@njit(**OPTIONS)
+def _fall(values, cut, last, largest, scale, u, scratch):
+    """Return the place on which u falls, of the logits above the cut and its equals up to the place `last`."""
+    weights, sums, blocks = scratch
+    above, count, total = value_of(key_of(cut) + 1), 0, 0.0
+    for group in range(0, values[4], TILE):
+        reach = at_least(values[3] + 4 * group, cut)
+        while reach:
+            block = group + lowest(reach)
+            if block * BLOCK <= last < block * BLOCK + BLOCK:
+                _weigh(values, block, cut, last, largest, scale, weights)
+                sums[count] = _total(weights)
+            else:
+                sums[count] = mass(block_at(values, block), largest, scale, above if last < block * BLOCK else cut)
+            blocks[count] = block
+            total += sums[count]
+            count += 1
+            reach &= reach - np.uint64(1)
+    # Rounded or not, u times a total stays below the total: u is at most 1 - 2**-53.
+    i, rest = _index(sums, u * total)
+    _weigh(values, blocks[i], cut, last, largest, scale, weights)
+    return blocks[i] * BLOCK + _index(weights, rest * _total(weights))[0]
 
 
-@njit(error_model="numpy")
-def _total(values):
+@njit(**OPTIONS)
+def _weigh(values, block, cut, last, largest, scale, weights):
+    """Write the weights of a block, 0 for what is not kept."""
+    start = block_at(values, block)
+    weigh(start, largest, scale, address_of(weights))
+    for i in range(BLOCK):
+        logit = float_at(start + 4 * i)
+        if logit < cut or (logit == cut and block * BLOCK + i > last):
+            weights[i] = 0
+
+
+@njit(**OPTIONS)
+def _total(weights):
     total = 0.0
-    for value in values:
+    for value in weights:
         total += value
     return total
 
 
-@njit(error_model="numpy")
-def _floor(weights, maxima, wanted):
-    """Return a power of two such that the weights at least as large sum to `wanted`; 0 if there is none."""
-    low, high = -127, 1
-    while high - low > 1:
-        middle, found = (low + high) // 2, 0.0
-        floor = np.float32(2.0**middle)
-        for block in range(maxima.size):
-            if maxima[block] >= floor:
-                found += _sum_from(floor, weights[block * BLOCK : block * BLOCK + BLOCK])
-        # The margin is more than the order of a block's sum may change.
-        low, high = (middle, high) if found > wanted * 1.00001 else (low, middle)
-    return np.float32(2.0**low) if low > -127 else ZERO
-
-
-@njit(error_model="numpy")
-def _above(floor, weights, maxima, places):
-    """Write where weights of at least `floor` stand, ascending; return how many."""
-    count = 0
-    for block in range(maxima.size):
-        if maxima[block] >= floor:
-            for i in range(block * BLOCK, min(weights.size, block * BLOCK + BLOCK)):
-                places[count] = i
-                count += weights[i] >= floor
-    return count
-
-
-@njit(error_model="numpy")
-def _key(x):
-    """Return an unsigned integer that is larger where float32 x is; both zeros have the same."""
-    bits = np.float32(x + ZERO).view(np.uint32)
-    return bits ^ (np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000))
-
-
-@njit(error_model="numpy")
-def _nucleus(logits, weights, places, count, wanted):
-    """Keep of places[:count] the fewest best-ranked whose weights reach `wanted`; return how many.
-
-    They rank by logit, then by place.
-    """
-    counts, sums = np.empty(2048, np.int64), np.empty(2048, np.float64)
-    reached, prefix, left = 0.0, np.uint64(0), count
-    for first, width in DIGITS:
-        counts[:], sums[:] = 0, 0.0
-        for i in places[:count]:
-            key = np.uint64(_key(logits[i]))
-            if key >> np.uint64(first + width) == prefix:
-                digit = (key >> np.uint64(first)) & np.uint64((1 << width) - 1)
-                counts[digit] += 1
-                sums[digit] += weights[i]
-        cut = (1 << width) - 1
-        while left > counts[cut] and reached + sums[cut] < wanted:
-            left -= counts[cut]
-            reached += sums[cut]
-            cut -= 1
-        left = counts[cut]
-        prefix = (prefix << np.uint64(width)) + np.uint64(cut)
-    found = 0
-    for i in places[:count]:
-        key = np.uint64(_key(logits[i]))
-        last = key == prefix and reached < wanted
-        if last:
-            reached += weights[i]
-        if last or key > prefix:
-            places[found] = i
-            found += 1
-    return found
-
-
-@njit(error_model="numpy")
-def _fall(weights, u):
-    """Return the index on which u falls, never one of weight 0, and how far into it u lies, in [0, 1)."""
-    # Rounded or not, u times the total stays below the total: u is at most 1 - 2**-53.
-    target, reached, i = u * _total(weights), 0.0, 0
+@njit(**OPTIONS)
+def _index(weights, target):
+    """Return the index at which the sum exceeds `target`, which is below it all, and how far into it that is, < 1."""
+    reached, i = 0.0, 0
     while reached + weights[i] <= target:
         reached += weights[i]
         i += 1
     after = reached + weights[i]
     return i, (target - reached) / (after - reached)
+
+
+@njit(cache=True, **OPTIONS)
+def philox(keys, counters):
+    """Return the first 64 bits that Philox 4×64-10 draws, NumPy's way: (n, 2) keys, (n,) counters, all uint64."""
+    drawn = np.empty(len(counters), np.uint64)
+    m0, m1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
+    for i in range(len(counters)):
+        a, c, d = counters[i] + np.uint64(1), np.uint64(0), np.uint64(0)
+        b = np.uint64(a == np.uint64(0))
+        key, other = keys[i, 0], keys[i, 1]
+        for _ in range(10):
+            a, b, c, d = high_product(m1, c) ^ b ^ key, m1 * c, high_product(m0, a) ^ d ^ other, m0 * a
+            key += np.uint64(0x9E3779B97F4A7C15)
+            other += np.uint64(0xBB67AE8584CAA73B)
+        drawn[i] = a
+    return drawn

@@ -12,7 +12,7 @@ import numpy as np
 from contbatch.errors import LogitsError
 from contbatch.logprob import Logprob, Logprobs
 from contbatch.request import Request
-from contbatch.sampler import Floats, top_k
+from contbatch.sampler import Floats, address_of
 
 
 def adjust(logits: Floats, requests: Sequence[Request]) -> dict[int, Floats]:
@@ -48,16 +48,17 @@ def is_plain(request: Request) -> bool:
 
 
 def _adjusted(logits: Floats, request: Request) -> Floats:
-    p, row = request.sampling, logits.copy()
-    for token, bias in dict(p.logit_bias).items():
-        row[token] += bias
-    output = np.array(request.output_token_ids, np.int64)
+    p, row, output = request.sampling, logits.copy(), request.output_token_ids
     with np.errstate(all="ignore"):  # +inf or NaN fails the request in `sample`
+        if p.logit_bias:
+            bias = dict(p.logit_bias)
+            row[list(bias)] += np.array(list(bias.values()), np.float32)
         if p.repetition_penalty != 1:
-            seen = np.unique(np.concatenate([np.asarray(request.token_ids(0, request.num_prompt_tokens)), output]))
+            seen = np.array(request.token_ids(0, request.num_tokens), np.int64)
+            # One that comes twice is given the same number twice.
             values = row[seen].astype(np.float64)
             row[seen] = np.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-        if p.frequency_penalty or p.presence_penalty:
+        if output and (p.frequency_penalty or p.presence_penalty):
             tokens, counts = np.unique(output, return_counts=True)
             row[tokens] -= p.frequency_penalty * counts + p.presence_penalty
     if request.num_output_tokens < p.min_tokens:
@@ -81,18 +82,18 @@ def logprobs(row: Floats, token: int, count: int, log_total: float | None = None
     LogitsError
         The row holds NaN or +inf, or is all -inf.
     """
-    largest = row.max()
-    if not np.isfinite(largest):
-        raise LogitsError(f"the largest logit must be finite, got {largest}: token {token} has no probability")
-    if log_total is None:
-        with np.errstate(under="ignore"):
-            log_total = float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
-    own = row[token]
-    rank = 1 + int(np.count_nonzero(row > own)) + int(np.count_nonzero(row[:token] == own))
-    found = {token: Logprob(float(own) - log_total, rank)}
-    if count:
-        likeliest = top_k(row, min(count, row.size) if count > 0 else row.size)
-        likeliest = likeliest[np.argsort(-row[likeliest], kind="stable")]
-        for rank, other in enumerate(likeliest.tolist(), 1):
-            found.setdefault(other, Logprob(float(row[other]) - log_total, rank))
+    from contbatch.ranks import MOST, likelihoods  # loads Numba
+
+    row = np.ascontiguousarray(row)
+    total, rank, likeliest = likelihoods(address_of(row), row.size, token, count if 0 <= count <= MOST else 0)
+    if np.isnan(total):
+        raise LogitsError(f"the largest logit must be finite, got {row.max()}: token {token} has no probability")
+    log_total = total if log_total is None else log_total
+    found = {token: Logprob(float(row[token]) - log_total, rank)}
+    count = min(count, row.size) if count >= 0 else row.size
+    if len(likeliest) < count:
+        likeliest = np.arange(row.size)
+    likeliest = likeliest[np.argsort(-row[likeliest], kind="stable")[:count]]
+    for rank, other in enumerate(likeliest.tolist(), 1):
+        found.setdefault(other, Logprob(float(row[other]) - log_total, rank))
     return found

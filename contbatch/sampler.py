@@ -18,9 +18,8 @@ from contbatch.sampling_params import SamplingParams
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_FLOAT32 = np.finfo(np.float32)
-_COLUMN = 32
-"""Logits per column maximum in `top_k`: a pass over maxima is cheaper than a partition of the whole row."""
+_SHARE = 2**18
+"""Logits for which another thread is called: fewer are drawn from before it wakes up."""
 
 
 def sample(
@@ -61,20 +60,53 @@ def sample(
     """
     _check(logits, params, seeds, positions)
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
-    draws = dict(
-        zip(sampled, uniforms([seeds[i] for i in sampled], [positions[i] for i in sampled]).tolist(), strict=True)
-    )
-    token_ids, errors = np.empty(len(logits), np.int64), dict[int, Exception]()
-    for row, p in enumerate(params):
+    if sampled:
+        asked, vocab_size = np.empty((len(params), 5)), logits.shape[1]
+        asked[:, 0], asked[:, 2] = [p.temperature for p in params], [p.top_p for p in params]
+        asked[:, 1] = [p.top_k if p.top_k < vocab_size else 0 for p in params]
+        asked[:, 3] = [p.min_p for p in params]
+        asked[sampled, 4] = uniforms([seeds[row] for row in sampled], [positions[row] for row in sampled])
+        token_ids = _drawn(logits, adjusted, asked)
+        unsure = np.flatnonzero(token_ids < 0).tolist()
+    else:
+        token_ids, unsure = np.empty(len(logits), np.int64), list(range(len(logits)))
+    errors = dict[int, Exception]()
+    for row in unsure:
         values = adjusted.get(row, logits[row])
-        token = int(values.argmax())  # of several the first, or the first NaN
+        token = token_ids[row] = values.argmax()  # of several the first, or the first NaN
         if not isfinite(largest := float(values[token])):
             errors[row] = LogitsError(f"row {row}: the largest logit must be finite, got {largest} at token {token}")
-            token = -1
-        elif row in draws:
-            token = _draw(values, largest, p, draws[row])
-        token_ids[row] = token
+            token_ids[row] = -1
     return token_ids, errors
+
+
+def _drawn(logits: Floats, adjusted: Mapping[int, Floats], asked: npt.NDArray[np.float64]) -> Ids:
+    """Return the tokens that rows draw, see `draw.draw`, with the help of other threads."""
+    from contbatch.draw import draw  # loads Numba
+    from contbatch.plugins.paged_attention.helpers import CPUS, call_helper
+
+    if logits.strides[1] != logits.itemsize:
+        logits = np.ascontiguousarray(logits)
+    rows = {row: np.ascontiguousarray(values) for row, values in adjusted.items()}
+    addresses = address_of(logits) + logits.strides[0] * np.arange(len(logits))
+    for row, values in rows.items():
+        addresses[row] = address_of(values)
+    token_ids, progress = np.empty(len(logits), np.int64), np.zeros(2, np.int64)
+    work = progress, addresses, logits.shape[1], asked, token_ids
+
+    def help_draw(*_owners: object) -> None:
+        draw(*work, False)
+
+    for _ in range(min(len(CPUS) - 1, logits.size // _SHARE)):
+        # Named for helpers to hold: an interrupt could take them away from under one that is late.
+        call_helper(help_draw, logits, rows)
+    draw(*work, True)
+    return token_ids
+
+
+def address_of(values: Floats) -> int:
+    """Return where an array begins, for machine code; the array must outlive its use there."""
+    return int(values.__array_interface__["data"][0])
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -83,18 +115,21 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     Equal to `np.random.Generator(np.random.Philox(key=seed, counter=position)).random()`: Philox is counter-based
     (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), so there is no state to keep or to lose.
     """
-    stream = np.random.Philox(key=0)
-    state = stream.state
-    draws = np.empty(len(seeds), np.float64)
-    for i, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        for name, value, bits in (("seed", seed, 128), ("position", position, 64)):
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
-                raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-        state["state"]["key"][:] = int(seed) & (2**64 - 1), int(seed) >> 64
-        state["state"]["counter"][0] = position
-        stream.state = state
-        draws[i] = (stream.random_raw() >> 11) * 2.0**-53
-    return draws
+    from contbatch.draw import philox  # loads Numba
+
+    _check_integers("seed", seeds, 128)
+    _check_integers("position", positions, 64)
+    keys = np.frombuffer(b"".join([int(seed).to_bytes(16, "little") for seed in seeds]), "<u8").reshape(-1, 2)
+    drawn: npt.NDArray[np.uint64] = philox(keys, np.array(positions, np.uint64))
+    return (drawn >> np.uint64(11)) * np.float64(2.0**-53)
+
+
+def _check_integers(name: str, values: Sequence[int], bits: int) -> None:
+    if {*map(type, values)} == {int} and min(values) >= 0 and max(values) < 2**bits:  # at the speed of C
+        return
+    for value in values:
+        if not (isinstance(value, (int, np.integer)) and 0 <= value < 2**bits):
+            raise InvalidRequestError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
 
 
 def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], positions: Sequence[int]) -> None:
@@ -104,42 +139,3 @@ def _check(logits: Floats, params: Sequence[object], seeds: Sequence[int], posit
     lengths = len(params), len(seeds), len(positions)
     if set(lengths) != {len(logits)}:
         raise LogitsError(f"{len(logits)} rows of logits need as many params, seeds and positions, got {lengths}")
-
-
-def _draw(row: Floats, largest: float, params: SamplingParams, u: float) -> int:
-    """Return the token on which u falls; `largest` is the row's maximum, finite."""
-    from contbatch.draw import draw  # loads Numba
-
-    ids = None
-    # Min-p and top-k each keep the first so many by rank: they commute, and the cheaper one goes first.
-    if 0 < params.top_k < row.size:
-        ids = top_k(row, params.top_k)
-        row = row[ids]
-    temperature = np.float32(min(max(params.temperature, float(_FLOAT32.tiny)), float(_FLOAT32.max)))
-    place = draw(
-        np.ascontiguousarray(row), np.float32(largest), temperature, float(params.top_p), float(params.min_p), u
-    )
-    return place if ids is None else int(ids[place])
-
-
-def _best(values: Floats, count: int) -> Ids:
-    """Return where the `count` largest values stand, ascending; of equal ones the first are taken."""
-    cut = np.partition(values, values.size - count)[values.size - count]
-    keep = np.flatnonzero(values >= cut)
-    excess = keep.size - count
-    return np.delete(keep, np.flatnonzero(values[keep] == cut)[-excess:]) if excess else keep
-
-
-def top_k(row: Floats, k: int) -> Ids:
-    """Return the ids of the k ≥ 1 best tokens, ascending: `_best`, in about half the time where k is small."""
-    width = row.size // _COLUMN
-    if k > width // 8:
-        return _best(row, k)
-    body, tail = row[: _COLUMN * width].reshape(_COLUMN, width), row[_COLUMN * width :]
-    maxima = body.max(axis=0)
-    # k columns reach the cut, so at least k logits do, and none of the k best is below it.
-    cut = np.partition(maxima, width - k)[width - k]
-    columns = np.flatnonzero(maxima >= cut)
-    lines, places = np.nonzero(body[:, columns] >= cut)
-    ids = np.concatenate([lines * width + columns[places], body.size + np.flatnonzero(tail >= cut)])
-    return ids[_best(row[ids], k)]

@@ -11,7 +11,7 @@ from ragged import step
 
 from contbatch.export import export_onnx
 from contbatch.model import random_model
-from contbatch.plugins.paged_attention import team
+from contbatch.plugins.paged_attention import helpers, team
 from contbatch.plugins.paged_attention.bell import POSIX
 from contbatch.runners.cpu import CPUModel
 
@@ -57,14 +57,14 @@ def test_interrupted_when_they_were_to_go(model, monkeypatch):
 
 @pytest.mark.skipif(not POSIX, reason="elsewhere helpers wait for nothing")
 def test_interrupted_when_they_were_called(model, monkeypatch):
-    jobs, dismiss, rung = team._jobs(os.getpid()), team.dismiss, []
+    jobs, dismiss, rung = helpers._jobs(os.getpid()), team.dismiss, []
 
     class Interrupted:
         def put(self, job):
             jobs.put(job)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(team, "_jobs", lambda _: Interrupted())
+    monkeypatch.setattr(helpers, "_jobs", lambda _: Interrupted())
     monkeypatch.setattr(team, "dismiss", lambda bells: (rung.append(len(bells)), dismiss(bells)))
     with pytest.raises(KeyboardInterrupt):
         model.forward(TWO)

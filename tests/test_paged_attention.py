@@ -1,6 +1,7 @@
 """The op against dense attention; CASES 21 and 23 to 26, and the promises of the README. CASES 22: see _contract."""
 
 import hashlib
+import importlib
 import re
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numba import njit
 from paged_problem import BF16, Problem, check, problems, same_bits
 
+from contbatch import draw, ranks
 from contbatch.plugins.paged_attention import cpu, kernels, reference, step_plan, team
 from contbatch.plugins.paged_attention.kernels import lead
 from contbatch.plugins.paged_attention.tile import exp2
@@ -248,16 +250,21 @@ def test_exp2_is_within_an_ulp():
     assert np.isnan(many(np.full(1, np.nan, np.float32))).all()
 
 
-def test_a_change_in_any_module_of_the_kernels_compiles_them_again():
-    folder, files, found = Path(kernels.__file__).parent, {"kernels"}, set()
+@pytest.mark.parametrize("compiled", [kernels, draw, ranks])
+def test_a_change_in_any_module_of_the_kernels_compiles_them_again(compiled):
+    found, files = set(), {compiled.__name__}
     while files - found:
         found |= files
         for name in files.copy():
-            text = (folder / f"{name}.py").read_text(encoding="utf-8")
-            files |= set(re.findall(r"^from contbatch\.plugins\.paged_attention\.(\w+) import", text, re.MULTILINE))
-    content = b"".join((folder / f"{name}.py").read_bytes() for name in sorted(found - {"kernels"}))
+            text = source_of(name).decode()
+            files |= set(re.findall(r"^from (contbatch\.[\w.]+) import", text, re.MULTILINE))
+    content = b"".join(source_of(name) for name in sorted(found - {compiled.__name__}))
     digest = hashlib.sha256(content).hexdigest()[:16]
-    assert digest == kernels.SOURCES, f'write SOURCES = "{digest}" into kernels.py'
+    assert digest == compiled.SOURCES, f'write SOURCES = "{digest}" into {compiled.__name__}'
+
+
+def source_of(module):
+    return Path(importlib.import_module(module).__file__).read_bytes()
 
 
 def test_compiled_once_per_dtype_of_pages_and_way_of_multiplying():

@@ -1,12 +1,18 @@
 import math
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
+from contbatch import draw as compiled
 from contbatch import sampler
+from contbatch.cut import address_of
+from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, weigh
 from contbatch.errors import InvalidRequestError, LogitsError
+from contbatch.plugins.paged_attention import helpers
 from contbatch.sampler import sample, uniforms
 from contbatch.sampling_params import SamplingParams
 
@@ -36,8 +42,10 @@ def oracle_probabilities(row, params, slack):
     """All tokens sorted, all filters in float64, one after another; `slack` moves the limits of min-p and top-p."""
     row = row.astype(np.float64)
     order = np.argsort(-row, kind="stable")
-    p = np.exp((row[order] - row[order[0]]) / params.temperature)
-    p[p < min(params.min_p * (1 + slack), 1.0)] = 0
+    below = (row[order] - row[order[0]]) / params.temperature
+    p = np.exp(below)
+    if params.min_p > 0:
+        p[below < min(math.log(params.min_p) + slack, 0.0)] = 0
     p[params.top_k if params.top_k > 0 else len(row) :] = 0
     p /= p.sum()
     if params.top_p < 1:
@@ -214,6 +222,108 @@ def test_a_nucleus_is_the_oracles_in_steep_and_flat_rows(temperature, top_p):
     for row in logits:
         for position, token in enumerate(draw(row, params, range(40), seed=9)):
             assert token in oracle_tokens(row, params, numpy_uniform(9, position))
+
+
+@st.composite
+def odd_rows(draw_from):
+    """Large rows of every slope: a token alone, all alike, few levels, ties in the middle, tails long and short."""
+    size = draw_from(st.sampled_from([1, 127, 128, 129, 5000, 49152, 50257]))
+    rng = np.random.default_rng(draw_from(st.integers(0, 2**32)))
+    rank = rng.permutation(size)
+    row = {
+        "alone": lambda: np.where(rank == 0, 0.0, -INF),
+        "alike": lambda: np.full(size, -3.25),
+        "levels": lambda: np.floor(rank * 3 / size),
+        "ties": lambda: np.minimum(np.maximum(rank * 8 / size, 3), 5),
+        "zipf": lambda: -np.log1p(rank),
+        "exponential": lambda: -rank / 700.0,
+        "normal": lambda: rng.standard_normal(size),
+        "near zero": lambda: rng.standard_normal(size) * 1e-38,
+    }[draw_from(st.sampled_from(["alone", "alike", "levels", "ties", "zipf", "exponential", "normal", "near zero"]))]()
+    row = row * draw_from(st.sampled_from([1.0, 0.01, 4.0])) + draw_from(st.sampled_from([0.0, 100.0]))
+    row[rng.random(size) < draw_from(st.sampled_from([0.0, 0.0, 0.5]))] = -INF
+    row[rank == 0] = row.max() if row.max() > -INF else 0.0
+    return row.astype(np.float32)
+
+
+odd_filters = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1e-3, 0.8, 1.0, 3.0, 1e6, 1e300]),
+    top_k=st.one_of(st.just(0), st.sampled_from([1, 2, 100, 400, 4999, 49151])),
+    top_p=st.one_of(st.just(1.0), st.sampled_from([1e-12, 1e-3, 0.5, 0.95, 0.9999, BELOW_ONE])),
+    min_p=st.one_of(st.just(0.0), st.sampled_from([5e-324, 1e-6, 0.05, BELOW_ONE, 1.0])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(row=odd_rows(), params=odd_filters, seed=st.integers(0, 2**64 - 1))
+def test_chosen_token_is_the_oracles_in_odd_rows(row, params, seed):
+    for position, token in enumerate(draw(row, params, range(2), seed)):
+        assert row[token] > -INF
+        assert token in oracle_tokens(row, params, numpy_uniform(seed, position))
+
+
+def call_nobody(function, *args):
+    pass
+
+
+def call_once_it_is_late(function, *args):
+    late.append((function, args))
+
+
+def call_at_once(function, *args):
+    function(*args)
+
+
+late = []
+
+
+@pytest.mark.parametrize("call", [helpers.call_helper, call_nobody, call_at_once, call_once_it_is_late])
+def test_whoever_helps_changes_nothing(monkeypatch, call):
+    calls = []
+    monkeypatch.setattr(helpers, "call_helper", lambda *job: (calls.append(1), call(*job)))
+    monkeypatch.setattr(helpers, "CPUS", {0, 1, 2})
+    logits = np.random.default_rng(0).standard_normal((24, 49152)).astype(np.float32)
+    logits[3, 40000] = NAN
+    asks = [GREEDY, WARM, WARM.replace(top_k=50), WARM.replace(top_p=0.9), WARM.replace(min_p=0.1, temperature=3.0)]
+    params = [asks[i % 5] for i in range(24)]
+    adjusted = {5: logits[0] * 3, 6: np.repeat(logits[1], 2)[::2]}
+    token_ids, errors = sample(logits, params, range(24), range(24), adjusted)
+    assert len(calls) == 2
+    assert list(errors) == [3]
+    for i in range(24):
+        row = adjusted.get(i, logits[i])[None]
+        assert token_ids[i] == sample(row, params[i : i + 1], [i], [i])[0][0]
+    before = token_ids.tolist()
+    for function, args in late:
+        function(*args)
+    assert token_ids.tolist() == before
+    late.clear()
+
+
+def test_who_leads_waits_for_rows_that_others_have_claimed():
+    progress, token_ids = np.array([2, 1]), np.zeros(2, np.int64)
+    args = progress, np.zeros(2, np.int64), 8, np.zeros((2, 5)), token_ids
+    compiled.draw(*args, False)
+    leading = threading.Thread(target=compiled.draw, args=[*args, True])
+    leading.start()
+    leading.join(0.05)
+    assert leading.is_alive()
+    progress[1] = 2
+    leading.join()
+
+
+def test_weights_are_within_two_ulp():
+    @njit
+    def many(logits, scale, weights):
+        for i in range(0, logits.size, BLOCK):
+            weigh(address_of(logits) + 4 * i, logits.max(), scale, address_of(weights) + 4 * i)
+
+    logits = np.linspace(0, LEAST_EXPONENT, 1000 * BLOCK, dtype=np.float32)
+    weights = np.empty_like(logits)
+    many(logits, np.float32(1), weights)
+    np.testing.assert_allclose(weights, np.exp2(logits.astype(np.float64)), rtol=2.0**-22)
+    assert weights[0] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.999}, {"min_p": 1e-9}])

@@ -1,18 +1,15 @@
 """The threads of one step: the caller's leads them from layer to layer, without the interpreter's lock."""
 
-import functools
-import os
-import threading
 import time
-from queue import SimpleQueue
 from typing import Any, Self
 
 import numpy as np
 
 from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
 from contbatch.plugins.paged_attention.bell import BELL, POSIX
+from contbatch.plugins.paged_attention.helpers import call_helper
 from contbatch.plugins.paged_attention.kernels import all_finished, close, combine, dismiss, follow, lead, open_bells
-from contbatch.plugins.paged_attention.step_plan import CPUS, StepPlan
+from contbatch.plugins.paged_attention.step_plan import StepPlan
 from contbatch.plugins.paged_attention.tile import TILE
 
 Pages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -57,7 +54,7 @@ class Team:
             open_bells(self._bells)
             try:
                 for bell in self._bells:
-                    _jobs(os.getpid()).put((bell, self._plan.num_rows, self._like, *self._work))
+                    call_helper(follow, bell, self._plan.num_rows, self._like, *self._work)
             except BaseException:  # an interrupt: `with` would call `__exit__` for what comes after this only
                 self.close()
                 raise
@@ -113,19 +110,3 @@ def _parts(splits: np.ndarray, head_size: int) -> tuple[np.ndarray, np.ndarray, 
 
 NO_SCALES = np.empty((0, 0, 0), np.float32)
 _NO_PARTS = _parts(np.empty((0, 5), np.int64), TILE)
-
-
-@functools.cache
-def _jobs(_pid: int) -> SimpleQueue[tuple[Any, ...]]:
-    """Return the queue of the threads that help a caller; a forked child needs its own."""
-    jobs: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
-    for i in range(max(1, len(CPUS) - 1)):
-        threading.Thread(target=_help, args=[jobs], name=f"paged_attention-{i}", daemon=True).start()
-    return jobs
-
-
-def _help(jobs: SimpleQueue[tuple[Any, ...]]) -> None:
-    if hasattr(os, "sched_setaffinity"):  # it is born with the affinity of its caller, whose CPU it should leave alone
-        os.sched_setaffinity(0, CPUS)
-    while True:
-        follow(*jobs.get())
