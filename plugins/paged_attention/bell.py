@@ -12,7 +12,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from contbatch.plugins.paged_attention.gather import EXACT
+from contbatch.plugins.paged_attention.gather import EXACT, INNER
 from contbatch.plugins.paged_attention.intrinsics import INT32, INT64, atomic_add, data_of
 
 POSIX = os.name == "posix"
@@ -63,7 +63,7 @@ def make_bells(bells):
         _make_condition(bells[i])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def ring(bells):
     """Ring all of them: who waits, or comes to wait, goes on once for each time."""
     for i in range(len(bells)):
@@ -73,7 +73,7 @@ def ring(bells):
         _signal(bells[i])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def wait(bell):
     """Wait until it has been rung once more than it was waited for."""
     _lock(bell)

@@ -10,8 +10,8 @@ from numba import njit
 from contbatch.plugins.paged_attention.amx import ROWS, interleave, multiply_keys, multiply_values
 from contbatch.plugins.paged_attention.digit_sums import add_values, put_scores
 from contbatch.plugins.paged_attention.digits import split_queries, split_weights
-from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_scales
-from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed, lines
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, announce, gather_scales
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, lines
 from contbatch.plugins.paged_attention.tile import LOWEST, VALUES, exp2, finish_scores
 
 
@@ -24,27 +24,20 @@ def make_code_room(num_rows, num_heads, head_size):
     return digits, factors, weights, rates, lines(chunks * 4096), lines(5 * 1024), lines(chunks * 4096)
 
 
-@njit(**EXACT)
-def borrow_code_room(room):
-    """Do as `borrowed` for all of it."""
-    digits, factors, weights, rates, values, key_sums, value_sums = room
-    digits, factors, weights, rates = borrowed(digits), borrowed(factors), borrowed(weights), borrowed(rates)
-    return digits, factors, weights, rates, borrowed(values), borrowed(key_sums), borrowed(value_sums)
 
-
-@njit(**EXACT)
+@njit(**INNER)
 def prepare_codes(num_heads, num_rows, query, room):
     """Cut the rotated queries of a task, so many rows per kv head, into digits."""
     for head in range(num_heads):
         split_queries(query, head * num_rows, num_rows, room[0], head * _blocks(num_rows), room[1], room[3][0])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _blocks(num_rows):
     return (num_rows + ROWS - 1) // ROWS
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
     """Online softmax of rows of a block: products with keys → digits of weights, factors of these and of former sums.
 
@@ -68,7 +61,7 @@ def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
         )
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def attend_codes(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
     """Do as `tile.attend_floats`.
 

@@ -70,20 +70,6 @@ def prefetch(_context, array, _i):
     return types.void(array, types.int64), codegen
 
 
-@intrinsic
-def borrowed(_context, array):
-    """Return the array without its count of references, whose upkeep took a third of the kernel's time.
-
-    Only for a function's argument: it lives as long as the call.
-    """
-
-    def codegen(context, builder, signature, args):
-        found = context.make_array(signature.args[0])(context, builder, args[0])
-        found.meminfo, found.parent = (cgutils.get_null_value(part.type) for part in (found.meminfo, found.parent))
-        return found._getvalue()
-
-    return array(array), codegen
-
 
 @njit
 def lines(num_bytes):

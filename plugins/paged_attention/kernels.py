@@ -12,20 +12,18 @@ from numba import carray, njit
 from contbatch.plugins.paged_attention.bell import make_bells, ring, wait
 from contbatch.plugins.paged_attention.block import (
     attend_block,
-    borrow_scratch,
-    borrow_sums,
     close_matrices,
     make_scratch,
     make_sums,
     open_matrices,
     write,
 )
-from contbatch.plugins.paged_attention.gather import EXACT, locate_first
-from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borrowed, pointer
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, locate_first
+from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, pointer
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "8027a2ab66fc9458"
+SOURCES = "46c11d88020ecc4c"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
@@ -58,16 +56,14 @@ def attend(
     )  # fmt: skip
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, options, matrices, scratch, span, sums):
-    """Do as `attend` with everything at hand, so that all of it can be borrowed."""
-    (page_size, kv_num_heads, head_size), tasks = caches[0].shape[1:], borrowed(tasks)
-    keys, values = borrowed(caches[0]).reshape(-1, head_size), borrowed(caches[1]).reshape(-1, head_size)
-    key_scales, value_scales = borrowed(caches[2]).reshape(-1), borrowed(caches[3]).reshape(-1)
+    """Do as `attend` with everything at hand."""
+    page_size, kv_num_heads, head_size = caches[0].shape[1:]
+    keys, values = caches[0].reshape(-1, head_size), caches[1].reshape(-1, head_size)
+    key_scales, value_scales = caches[2].reshape(-1), caches[3].reshape(-1)
     pages = page_size, kv_num_heads, keys, values, key_scales, value_scales
-    block_table, output, parts = borrowed(block_table), (borrowed(output[0]), output[1], output[2]), borrow_sums(parts)
-    step = borrowed(qkv), block_table, borrowed(cos), borrowed(sin), options, matrices
-    scratch, span, sums = borrow_scratch(matrices, scratch), borrow_sums(span), borrow_sums(sums)
+    step = qkv, block_table, cos, sin, options, matrices
     while not atomic_add(progress, WRITTEN, 0):
         pass
     open_matrices(matrices)

@@ -5,11 +5,10 @@ import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.elements import store_row, wide
-from contbatch.plugins.paged_attention.gather import EXACT
-from contbatch.plugins.paged_attention.intrinsics import borrowed
+from contbatch.plugins.paged_attention.gather import INNER
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def rotate(x, cos, sin, interleaved, factor, out):
     """Fill out with factor · (the head x, see `wide`, rotated by its token's cos and sin)."""
     half = len(cos)
@@ -28,16 +27,15 @@ def rotate(x, cos, sin, interleaved, factor, out):
         out[d] = factor * wide(x[d])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def write_pages(qkv, pages, slots, cos, sin, interleaved, key):
     """Rotate and store this step's keys, and store its values; token t goes to slot slots[t] of the pool.
 
     `key` is a float32 head to work in.
     """
     kv_num_heads, head_size = pages[0].shape[2:]
-    qkv, slots, cos, sin, key = borrowed(qkv), borrowed(slots), borrowed(cos), borrowed(sin), borrowed(key)
-    keys, values = borrowed(pages[0]).reshape(-1, head_size), borrowed(pages[1]).reshape(-1, head_size)
-    key_scales, value_scales = borrowed(pages[2]).reshape(-1), borrowed(pages[3]).reshape(-1)
+    keys, values = pages[0].reshape(-1, head_size), pages[1].reshape(-1, head_size)
+    key_scales, value_scales = pages[2].reshape(-1), pages[3].reshape(-1)
     width = kv_num_heads * head_size
     for t in range(len(slots)):
         packed = qkv[t, qkv.shape[1] - 2 * width :]
