@@ -24,7 +24,6 @@ def make_code_room(num_rows, num_heads, head_size):
     return digits, factors, weights, rates, lines(chunks * 4096), lines(5 * 1024), lines(chunks * 4096)
 
 
-
 @njit(**INNER)
 def prepare_codes(num_heads, num_rows, query, room):
     """Cut the rotated queries of a task, so many rows per kv head, into digits."""

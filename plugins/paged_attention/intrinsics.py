@@ -9,7 +9,6 @@ See `kernels.SOURCES` for what else to do after a change.
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 TILE = 64
@@ -55,6 +54,16 @@ def atomic_add(_context, array, _i, _n):
 
 
 @intrinsic
+def fma(_context, a, b, c):
+    """Return a · b + c of three float32, rounded once."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.fma(*args)
+
+    return types.float32(a, b, c), codegen
+
+
+@intrinsic
 def prefetch(_context, array, _i):
     """Ask for the line of element _i of an array, seen as flat, to be in the second-level cache soon; never faults."""
 
@@ -68,7 +77,6 @@ def prefetch(_context, array, _i):
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen
-
 
 
 @njit

@@ -6,7 +6,7 @@ from numba import njit
 
 from contbatch.plugins.paged_attention.elements import scaled
 from contbatch.plugins.paged_attention.gather import EXACT, INNER, announce, gather_keys, gather_scales, gather_values
-from contbatch.plugins.paged_attention.intrinsics import LANES, TILE
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, fma
 from contbatch.plugins.paged_attention.products import (
     add_product,
     add_product_2,
@@ -92,7 +92,6 @@ def make_room(_num_rows, _num_heads, head_size):
     """Return room for a tile of keys, and of values."""
     chunks = (head_size + TILE - 1) // TILE
     return np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
-
 
 
 @njit(**INNER)
@@ -215,7 +214,7 @@ def add_part(total, top, mix, row, totals, tops, mixes, part):
     highest = max(top[row], tops[part])
     old, new = exp2(top[row] - highest), exp2(tops[part] - highest)
     top[row] = highest
-    total[row] = total[row] * old + totals[part] * new
+    total[row] = fma(total[row], old, totals[part] * new)
     into, values = mix[row], mixes[part]
     for d in range(len(into)):
-        into[d] = into[d] * old + values[d] * new
+        into[d] = fma(into[d], old, values[d] * new)
