@@ -12,7 +12,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from contbatch.plugins.paged_attention.gather import EXACT
+from contbatch.plugins.paged_attention.gather import INNER
 from contbatch.plugins.paged_attention.intrinsics import INT32, INT64, atomic_add, data_of
 
 POSIX = os.name == "posix"
@@ -20,6 +20,8 @@ BELL = 32
 """Room for either is 12 words: Linux and macOS need at most 8 (64 bytes)."""
 MUTEX, CONDITION, RUNG = 0, 12, 24
 NOTHING = -1
+LOOKS = 1000
+"""How often to look before another thread of the machine may run."""
 
 
 def _calls(name, *parts):
@@ -55,7 +57,20 @@ _lock, _unlock = _calls("pthread_mutex_lock", MUTEX), _calls("pthread_mutex_unlo
 _signal, _sleep = _calls("pthread_cond_signal", CONDITION), _calls("pthread_cond_wait", CONDITION, MUTEX)
 
 
-@njit(**EXACT)
+_give_way = _calls("sched_yield")
+
+
+@njit(**INNER)
+def await_count(counts, i, least):
+    """Wait until counts[i], which other threads add to, is at least so much."""
+    looks = 0
+    while atomic_add(counts, i, 0) < least:
+        looks += 1
+        if looks % LOOKS == 0:  # who is to count may have no CPU
+            _give_way(counts)
+
+
+@njit(**INNER)
 def make_bells(bells):
     """Make a bell of each row of zeros."""
     for i in range(len(bells)):
@@ -63,7 +78,7 @@ def make_bells(bells):
         _make_condition(bells[i])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def ring(bells):
     """Ring all of them: who waits, or comes to wait, goes on once for each time."""
     for i in range(len(bells)):
@@ -73,7 +88,7 @@ def ring(bells):
         _signal(bells[i])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def wait(bell):
     """Wait until it has been rung once more than it was waited for."""
     _lock(bell)

@@ -6,10 +6,10 @@ from numba import njit, types
 from numba.extending import overload
 
 from contbatch.plugins.paged_attention.amx import ROWS, close_tiles, open_tiles
-from contbatch.plugins.paged_attention.codes import attend_codes, borrow_code_room, make_code_room, prepare_codes
+from contbatch.plugins.paged_attention.codes import attend_codes, make_code_room, prepare_codes
 from contbatch.plugins.paged_attention.elements import write_row
-from contbatch.plugins.paged_attention.gather import EXACT, locate, locate_first
-from contbatch.plugins.paged_attention.intrinsics import TILE, borrowed, lines
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, locate, locate_first
+from contbatch.plugins.paged_attention.intrinsics import TILE, lines
 from contbatch.plugins.paged_attention.rotary import rotate
 from contbatch.plugins.paged_attention.tile import (
     MASKED,
@@ -18,7 +18,6 @@ from contbatch.plugins.paged_attention.tile import (
     ZERO,
     add_part,
     attend_floats,
-    borrow_room,
     make_room,
     prepare,
 )
@@ -33,7 +32,7 @@ def _either(with_matrices, without):
     def choose(matrices, *args):
         raise NotImplementedError(f"a choice by {matrices!r} for {args} outside jitted code")
 
-    @overload(choose, strict=False)
+    @overload(choose, strict=False, jit_options={"forceinline": True})
     def _choose(matrices, *args):  # noqa: ARG001
         chosen = without if isinstance(matrices, types.NoneType) else with_matrices
         return lambda matrices, *args: chosen(*args)  # noqa: ARG005
@@ -41,24 +40,24 @@ def _either(with_matrices, without):
     return choose
 
 
-@njit
+@njit(**INNER)
 def _open():
     open_tiles()
 
 
-@njit
+@njit(**INNER)
 def _close():
     close_tiles()
 
 
-@njit
+@njit(**INNER)
 def _nothing():
     pass
 
 
 open_matrices, close_matrices = _either(_open, _nothing), _either(_close, _nothing)
-_make_room, _borrow_room = _either(make_code_room, make_room), _either(borrow_code_room, borrow_room)
-_prepare, _attend = _either(prepare_codes, prepare), _either(attend_codes, attend_floats)
+_make_room, _prepare = _either(make_code_room, make_room), _either(prepare_codes, prepare)
+_attend = _either(attend_codes, attend_floats)
 
 
 @njit(**EXACT)
@@ -76,7 +75,7 @@ def make_scratch(matrices, num_rows, num_heads, head_size):
     return query, score, np.ones(3 * TILE, np.float32), room, np.empty((2, TILE), np.int64)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def attend_block(task, following, turn, step, pages, output, parts, scratch, span, sums):
     """Work on a task, whose first tile is in rows[turn] of scratch; return where the first of the following is.
 
@@ -105,7 +104,7 @@ def attend_block(task, following, turn, step, pages, output, parts, scratch, spa
     return turn
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _look_ahead(rows, task, base, following, block_table, pages):
     """Locate the tile at `base`, or the first of the following task; return its number of keys and of kv heads."""
     page_size, kv_num_heads = pages[:2]
@@ -118,7 +117,7 @@ def _look_ahead(rows, task, base, following, block_table, pages):
     return 0, 0
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _put_away(num_rows, span, sums, parts, first_part):
     """Add the sums of a span to those of the task, or keep them in `parts` from first_part on; begin anew."""
     total, top, mix = span
@@ -127,11 +126,13 @@ def _put_away(num_rows, span, sums, parts, first_part):
             add_part(sums[0], sums[1], sums[2], row, total, top, mix, row)
         else:
             parts[0][first_part + row], parts[1][first_part + row] = total[row], top[row]
-            parts[2][first_part + row] = mix[row]
+            kept = parts[2][first_part + row]
+            for d in range(len(kept)):
+                kept[d] = mix[row, d]
     total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def write(num_rows, per_head, group, sums, output, token, column, head_size):
     """Fill the output (see `write_row`) of a task's rows, so many per kv head, and empty their sums."""
     total, top, mix = sums
@@ -139,16 +140,3 @@ def write(num_rows, per_head, group, sums, output, token, column, head_size):
         t, start = token + row % per_head // group, column + (row // per_head * group + row % group) * head_size
         write_row(output, t, start, head_size, mix[row], total[row])
     total[:num_rows], top[:num_rows], mix[:num_rows] = ZERO, MASKED, ZERO
-
-
-@njit(**EXACT)
-def borrow_scratch(matrices, scratch):
-    """Do as `borrowed` for all of it."""
-    query, score, scales, room, rows = scratch
-    return borrowed(query), borrowed(score), borrowed(scales), _borrow_room(matrices, room), borrowed(rows)
-
-
-@njit(**EXACT)
-def borrow_sums(sums):
-    """Do as `borrowed` for all three."""
-    return borrowed(sums[0]), borrowed(sums[1]), borrowed(sums[2])

@@ -10,8 +10,8 @@ from numba import njit
 from contbatch.plugins.paged_attention.amx import ROWS, interleave, multiply_keys, multiply_values
 from contbatch.plugins.paged_attention.digit_sums import add_values, put_scores
 from contbatch.plugins.paged_attention.digits import split_queries, split_weights
-from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_scales
-from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed, lines
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, announce, gather_scales
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, lines
 from contbatch.plugins.paged_attention.tile import LOWEST, VALUES, exp2, finish_scores
 
 
@@ -24,27 +24,19 @@ def make_code_room(num_rows, num_heads, head_size):
     return digits, factors, weights, rates, lines(chunks * 4096), lines(5 * 1024), lines(chunks * 4096)
 
 
-@njit(**EXACT)
-def borrow_code_room(room):
-    """Do as `borrowed` for all of it."""
-    digits, factors, weights, rates, values, key_sums, value_sums = room
-    digits, factors, weights, rates = borrowed(digits), borrowed(factors), borrowed(weights), borrowed(rates)
-    return digits, factors, weights, rates, borrowed(values), borrowed(key_sums), borrowed(value_sums)
-
-
-@njit(**EXACT)
+@njit(**INNER)
 def prepare_codes(num_heads, num_rows, query, room):
     """Cut the rotated queries of a task, so many rows per kv head, into digits."""
     for head in range(num_heads):
         split_queries(query, head * num_rows, num_rows, room[0], head * _blocks(num_rows), room[1], room[3][0])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _blocks(num_rows):
     return (num_rows + ROWS - 1) // ROWS
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
     """Online softmax of rows of a block: products with keys → digits of weights, factors of these and of former sums.
 
@@ -68,11 +60,12 @@ def _weigh(begin, end, see, softcap, scales, score, total, top, weights, rates):
         )
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def attend_codes(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
     """Do as `tile.attend_floats`.
 
-    Products take long but wait for nothing meanwhile: each is begun some work before its sums are needed.
+    Products take long but wait for nothing meanwhile: each is begun some work after its factors are stored, and some
+    before its sums are needed.
     """
     _, _, keys, values, key_scales, value_scales = pages
     _, score, scales, (digits, factors, weights, rates, tiles, key_sums, value_sums), _ = scratch
@@ -82,7 +75,7 @@ def attend_codes(heads, num_rows, group, position, window, base, count, softcap,
     start, end = max(0, base - position) * group, min(num_rows, (TILE - 1 + base - position + window) * group)
     piece = (TILE + 4 * heads * _blocks(num_rows) - 1) // (4 * heads * _blocks(num_rows))
     announced = 0
-    target, begun, i = 0, 0, 0  # the products with values that are to be added: where, how many rows, first of a block
+    target, weighed, i = 0, 0, 0  # the weights that are to meet values: where, how many rows, first of a block
     for head in range(heads):
         gather_scales(scales, key_scales, value_scales, rows, head, count)
         for block in range(start - start % ROWS, end, ROWS):
@@ -93,10 +86,12 @@ def attend_codes(heads, num_rows, group, position, window, base, count, softcap,
             announce(pages, ahead, announced, piece)
             for k in range(first - first % LANES, stop, LANES):
                 multiply_keys(key_sums, digits, number * size * 16, keys[head:], rows, k)
+            if weighed:
+                multiply_values(value_sums, weights, tiles, size)
             announce(pages, ahead, announced + piece, piece)
             if block <= start:
                 interleave(tiles, values[head:], rows, (count + 3) // 4)
-            add_values(mix, target, size, value_sums, rates[0], rates[1], i, begun)
+            add_values(mix, target, size, value_sums, rates[0], rates[1], i, weighed)
             announce(pages, ahead, announced + 2 * piece, piece)
             for k in range(first - first % LANES, stop, LANES):
                 put_scores(score, key_sums, factors, number * ROWS, k)
@@ -105,6 +100,7 @@ def attend_codes(heads, num_rows, group, position, window, base, count, softcap,
             _weigh(begin - block, stop_row - block, see, softcap, scales, score, total[row:], top[row:], weights, rates)
             announce(pages, ahead, announced + 3 * piece, piece)
             announced += 4 * piece
-            multiply_values(value_sums, weights, tiles, size)
-            target, begun, i = (head * num_rows + begin) * size, stop_row - begin, begin - block
-    add_values(mix, target, size, value_sums, rates[0], rates[1], i, begun)
+            target, weighed, i = (head * num_rows + begin) * size, stop_row - begin, begin - block
+    if weighed:
+        multiply_values(value_sums, weights, tiles, size)
+    add_values(mix, target, size, value_sums, rates[0], rates[1], i, weighed)

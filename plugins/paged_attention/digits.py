@@ -12,7 +12,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from contbatch.plugins.paged_attention.amx import BYTE, DIGITS, ROWS
-from contbatch.plugins.paged_attention.gather import EXACT
+from contbatch.plugins.paged_attention.gather import INNER
 from contbatch.plugins.paged_attention.intrinsics import (
     FLOAT,
     INT32,
@@ -41,7 +41,7 @@ POINT = 8388608.0
 EXPONENT = 0xFF << 23
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def split_queries(query, first_row, num_rows, digits, first_block, factors, inverses):
     """Cut rows of `query` into digits, in blocks of ROWS, as `amx.multiply_keys` wants them.
 

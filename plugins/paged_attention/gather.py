@@ -10,9 +10,12 @@ from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, prefetch, 
 
 # Fused multiply-add is welcome; reassociation is not, it would make results depend on how a loop was vectorised.
 EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
+INNER = EXACT | {"_nrt": False, "forceinline": True}
+"""Of functions that make no arrays: without counts of references, whose upkeep took a third of the kernel's time, and
+in one piece with who calls them, since an array is passed as up to nine arguments."""
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
     """rows[j] = row, in the pool seen as (slots · heads) rows, of position base + j clipped to first..end-1."""
     position = first
@@ -27,7 +30,7 @@ def locate(rows, base, first, end, pages, page_size, kv_num_heads, kv_head):
     rows[end - base :] = rows[end - base - 1]
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def locate_first(rows, task, block_table, page_size, kv_num_heads):
     """Do as `locate` for the first tile of a task and its first head; return how many rows it needs."""
     first, end = task[6], task[7]
@@ -36,7 +39,7 @@ def locate_first(rows, task, block_table, page_size, kv_num_heads):
     return min(TILE, end - start)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def gather_keys(keys, cache, rows, count):
     """keys[d, j] = cache[rows[j], d], as it is stored, for j < count, and some more."""
     head_size, step = cache.shape[1], 16 // cache.itemsize
@@ -48,7 +51,7 @@ def gather_keys(keys, cache, rows, count):
                 keys[d, i] = load(cache[rows[i], d])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def gather_values(values, cache, rows, count):
     """values[c, j] = cache[rows[j], c * TILE : (c + 1) * TILE], as it is stored, for j < count."""
     head_size = cache.shape[1]
@@ -62,14 +65,14 @@ def gather_values(values, cache, rows, count):
             values[whole, j, d] = load(cache[row, whole * TILE + d])
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def gather_scales(scales, key_scales, value_scales, rows, head, count):
     """scales[j], scales[TILE + j] = the scale of the key, and of the value, in row rows[j] + head, for j < count."""
     for j in range(count):
         scales[j], scales[TILE + j] = key_scales[rows[j] + head], value_scales[rows[j] + head]
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def announce(pages, ahead, first, num_rows):
     """Fetch keys and values of the next tile from memory, of so many of its rows, while the present one is worked on.
 

@@ -9,7 +9,6 @@ See `kernels.SOURCES` for what else to do after a change.
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 TILE = 64
@@ -55,6 +54,16 @@ def atomic_add(_context, array, _i, _n):
 
 
 @intrinsic
+def fma(_context, a, b, c):
+    """Return a · b + c of three float32, rounded once."""
+
+    def codegen(_context, builder, _signature, args):
+        return builder.fma(*args)
+
+    return types.float32(a, b, c), codegen
+
+
+@intrinsic
 def prefetch(_context, array, _i):
     """Ask for the line of element _i of an array, seen as flat, to be in the second-level cache soon; never faults."""
 
@@ -68,21 +77,6 @@ def prefetch(_context, array, _i):
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen
-
-
-@intrinsic
-def borrowed(_context, array):
-    """Return the array without its count of references, whose upkeep took a third of the kernel's time.
-
-    Only for a function's argument: it lives as long as the call.
-    """
-
-    def codegen(context, builder, signature, args):
-        found = context.make_array(signature.args[0])(context, builder, args[0])
-        found.meminfo, found.parent = (cgutils.get_null_value(part.type) for part in (found.meminfo, found.parent))
-        return found._getvalue()
-
-    return array(array), codegen
 
 
 @njit

@@ -9,30 +9,30 @@ of a token depends on nothing but its own sequence, bit for bit.
 import numpy as np
 from numba import carray, njit
 
-from contbatch.plugins.paged_attention.bell import make_bells, ring, wait
+from contbatch.plugins.paged_attention.bell import await_count, make_bells, ring, wait
 from contbatch.plugins.paged_attention.block import (
     attend_block,
-    borrow_scratch,
-    borrow_sums,
     close_matrices,
     make_scratch,
     make_sums,
     open_matrices,
     write,
 )
-from contbatch.plugins.paged_attention.gather import EXACT, locate_first
-from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, borrowed, pointer
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, locate_first
+from contbatch.plugins.paged_attention.intrinsics import TILE, atomic_add, pointer
 from contbatch.plugins.paged_attention.rotary import write_pages
 from contbatch.plugins.paged_attention.tile import LOG2_E, ZERO, add_part
 
-SOURCES = "8027a2ab66fc9458"
+SOURCES = "7c98677aa76fbc6f"
 """Digest of the modules that are compiled into these kernels; a test compares it, and says what to write.
 
 Numba's cache on disk looks at this file's content alone: the new digest makes it compile again after a change there.
 """
-CLAIMED, FINISHED, WRITTEN = range(3)
-"""What threads tell each other through a row of int64 for each layer: tasks claimed and finished, whether pages are
-written."""
+CLAIMED, FINISHED, WRITING, WRITTEN, COUNTS = range(5)
+"""What threads tell each other through a row of `COUNTS` int64 for each layer: tasks claimed and finished, tokens whose
+keys and values are claimed, to be written, and written."""
+TOKENS_AT_ONCE = 8
+"""So many tokens a thread claims, to write their keys and values."""
 MANY_TASKS = 12
 """So many tasks left keep all threads busy even if each holds one more than it works on."""
 
@@ -40,12 +40,12 @@ MANY_TASKS = 12
 @njit(nogil=True, cache=True, **EXACT)
 def attend(
     progress, tasks, qkv, key_cache, value_cache, key_scales, value_scales, block_table, cos, sin, output, num_heads,
-    scale, softcap, window, interleaved, matrices, parts,
+    scale, softcap, window, interleaved, matrices, parts, slots,
 ):  # fmt: skip
-    """Work through the tasks not yet claimed, see `StepPlan.tasks`.
+    """Write keys and values of tokens not yet claimed, then work through tasks not yet claimed, see `StepPlan`.
 
-    `progress` counts them, see `CLAIMED`, `FINISHED` and `WRITTEN`. `output` is as in `write_row`. `matrices` is True
-    or None: int8 pages by matrix instructions, or without. Its type decides, so each has machine code of its own.
+    `progress` counts both, see `COUNTS`. `output` is as in `write_row`. `matrices` is True or None: int8 pages by
+    matrix instructions, or without. Its type decides, so each has machine code of its own.
     """
     head_size, group = key_cache.shape[3], num_heads // key_cache.shape[2]
     most_rows = group * ((tasks[:, 2] - tasks[:, 1]) * tasks[:, 4]).max()
@@ -54,22 +54,27 @@ def attend(
     _work(
         progress, tasks, qkv, (key_cache, value_cache, key_scales, value_scales), block_table, cos, sin, output, parts,
         (group, scale / softcap if softcap > ZERO else scale * LOG2_E, softcap, window, interleaved),
-        matrices, scratch, make_sums(most_rows, width), make_sums(most_rows, width),
+        matrices, scratch, make_sums(most_rows, width), make_sums(most_rows, width), slots,
     )  # fmt: skip
 
 
-@njit(**EXACT)
-def _work(progress, tasks, qkv, caches, block_table, cos, sin, output, parts, options, matrices, scratch, span, sums):
-    """Do as `attend` with everything at hand, so that all of it can be borrowed."""
-    (page_size, kv_num_heads, head_size), tasks = caches[0].shape[1:], borrowed(tasks)
-    keys, values = borrowed(caches[0]).reshape(-1, head_size), borrowed(caches[1]).reshape(-1, head_size)
-    key_scales, value_scales = borrowed(caches[2]).reshape(-1), borrowed(caches[3]).reshape(-1)
+@njit(**INNER)
+def _work(
+    progress, tasks, qkv, caches, block_table, cos, sin, output, parts, options, matrices, scratch, span, sums, slots
+):
+    """Do as `attend` with everything at hand."""
+    page_size, kv_num_heads, head_size = caches[0].shape[1:]
+    keys, values = caches[0].reshape(-1, head_size), caches[1].reshape(-1, head_size)
+    key_scales, value_scales = caches[2].reshape(-1), caches[3].reshape(-1)
     pages = page_size, kv_num_heads, keys, values, key_scales, value_scales
-    block_table, output, parts = borrowed(block_table), (borrowed(output[0]), output[1], output[2]), borrow_sums(parts)
-    step = borrowed(qkv), block_table, borrowed(cos), borrowed(sin), options, matrices
-    scratch, span, sums = borrow_scratch(matrices, scratch), borrow_sums(span), borrow_sums(sums)
-    while not atomic_add(progress, WRITTEN, 0):
-        pass
+    step = qkv, block_table, cos, sin, options, matrices
+    token = atomic_add(progress, WRITING, TOKENS_AT_ONCE)
+    while token < len(slots):
+        stop = min(token + TOKENS_AT_ONCE, len(slots))
+        write_pages(token, stop, qkv, pages, slots, cos, sin, options[4], scratch[0][0])
+        atomic_add(progress, WRITTEN, stop - token)
+        token = atomic_add(progress, WRITING, TOKENS_AT_ONCE)
+    await_count(progress, WRITTEN, len(slots))
     open_matrices(matrices)
     turn, rows, num_tasks = 0, scratch[4], len(tasks)
     task = atomic_add(progress, CLAIMED, 1)
@@ -107,9 +112,9 @@ def combine(splits, parts, output, step, group, num_heads, head_size):
 @njit(nogil=True, cache=True, **EXACT)
 def lead(
     layer, qkv, output, bells, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos,
-    sin, num_heads, scale, softcap, window, interleaved, matrices, parts, steps, slots, splits, num_looks,
+    sin, num_heads, scale, softcap, window, interleaved, matrices, parts, slots, steps, splits, num_looks,
 ):  # fmt: skip
-    """Store this step's keys and values, `attend`, wait for who helps, looking so many times, then `combine`.
+    """`attend` with who helps, wait for them, looking so many times, then `combine`.
 
     `output` is seen as bytes, (num_rows, bytes of a row), whose elements are what their size says: see `write_row`.
     One call for all of it, and not one word of Python with those who help: its lock would cost more than they save.
@@ -117,16 +122,14 @@ def lead(
     """
     here = addresses[layer]
     here[0], here[1], here[2] = qkv.ctypes.data, output.ctypes.data, output.shape[1]
-    ring(bells)  # they wake up while pages are written
+    ring(bells)
     key_cache, value_cache = keys[layer], values[layer]
     caches = key_cache, value_cache, key_scales[layer], value_scales[layer]
-    write_pages(qkv, caches, slots, cos, sin, interleaved, np.empty(key_cache.shape[3], np.float32))
-    atomic_add(progress[layer], WRITTEN, 1)
     head_size, step = key_cache.shape[3], steps[layer]
     described = output, output.shape[1] // (num_heads * head_size), step
     attend(
         progress[layer], tasks, qkv, *caches, block_table, cos, sin, described, num_heads, scale, softcap, window,
-        interleaved, matrices, parts,
+        interleaved, matrices, parts, slots,
     )  # fmt: skip
     finished = all_finished(progress[layer], len(tasks), num_looks)
     if finished:
@@ -137,7 +140,7 @@ def lead(
 @njit(nogil=True, cache=True, **EXACT)
 def follow(
     bell, num_rows, like, progress, addresses, tasks, keys, values, key_scales, value_scales, block_table, cos, sin,
-    num_heads, scale, softcap, window, interleaved, matrices, parts, steps,
+    num_heads, scale, softcap, window, interleaved, matrices, parts, slots, steps,
 ):  # fmt: skip
     """Help `lead` in one layer after the other, until all are done or the bell rings for none; qkv is `like` this."""
     head_size = keys.shape[4]
@@ -153,6 +156,7 @@ def follow(
             attend(
                 progress[layer], tasks, qkv, keys[layer], values[layer], key_scales[layer], value_scales[layer],
                 block_table, cos, sin, described, num_heads, scale, softcap, window, interleaved, matrices, parts,
+                slots,
             )  # fmt: skip
 
 
@@ -169,10 +173,11 @@ def dismiss(bells):
 
 
 @njit(nogil=True, cache=True, **EXACT)
-def close(progress, num_tasks):
-    """Let nobody claim a task any more; return how many have been claimed."""
+def close(progress, num_tasks, num_tokens):
+    """Let nobody claim anything any more, wait for what is written; return how many tasks have been claimed."""
     claimed = atomic_add(progress, CLAIMED, num_tasks)
-    atomic_add(progress, WRITTEN, 1)  # those who wait for it shall see that there is nothing to do
+    await_count(progress, WRITTEN, min(atomic_add(progress, WRITING, num_tokens), num_tokens))
+    atomic_add(progress, WRITTEN, num_tokens)  # those who wait for it shall see that there is nothing to do
     return min(claimed, num_tasks)
 
 

@@ -6,17 +6,24 @@ from typing import Any, Self
 import numpy as np
 
 from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
-from contbatch.plugins.paged_attention.bell import BELL, POSIX
+from contbatch.plugins.paged_attention.bell import BELL, LOOKS, POSIX
 from contbatch.plugins.paged_attention.helpers import call_helper
-from contbatch.plugins.paged_attention.kernels import all_finished, close, combine, dismiss, follow, lead, open_bells
+from contbatch.plugins.paged_attention.kernels import (
+    COUNTS,
+    all_finished,
+    close,
+    combine,
+    dismiss,
+    follow,
+    lead,
+    open_bells,
+)
 from contbatch.plugins.paged_attention.step_plan import StepPlan
 from contbatch.plugins.paged_attention.tile import TILE
 
 Pages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Keys, values, and the scales of both, of all layers: (num_layers, *`StepPlan.pages_shape`), scales without its last
 size, and `NO_SCALES` unless they are int8."""
-LOOKS = 1000
-"""How often to look whether the others are done before letting other threads of the machine run."""
 
 
 class Team:
@@ -40,13 +47,13 @@ class Team:
     def __init__(self, plan: StepPlan, pages: Pages, qkv_type: np.dtype, steps: np.ndarray) -> None:
         self._bells = np.zeros((plan.num_helpers if POSIX else 0, BELL), np.int64)
         layers, head_size = len(pages[0]), plan.pages_shape[3]
-        self._plan, self._progress, self._steps = plan, np.zeros((layers, 3), np.int64), steps
+        self._plan, self._progress, self._steps = plan, np.zeros((layers, COUNTS), np.int64), steps
         self._like = np.empty(0, qkv_type)
         self._parts = _parts(plan.splits, head_size) if len(plan.splits) else _NO_PARTS
         self._work: tuple[Any, ...] = (
             self._progress, np.zeros((layers, 3), np.int64), plan.tasks, *pages, plan.block_table, plan.cos, plan.sin,
             plan.num_heads, plan.scale, plan.softcap, plan.window, plan.interleaved, _matrices(pages[0]), self._parts,
-            steps,
+            plan.slots, steps,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -84,10 +91,10 @@ class Team:
             return
         finished = False
         try:
-            finished = lead(layer, qkv, output, self._bells, *self._work, plan.slots, plan.splits, LOOKS)
+            finished = lead(layer, qkv, output, self._bells, *self._work, plan.splits, LOOKS)
         finally:  # after an interrupt too, helpers must be done with the arrays
             if not finished:
-                claimed = close(self._progress[layer], len(plan.tasks))
+                claimed = close(self._progress[layer], len(plan.tasks), plan.slots.size)
                 while not all_finished(self._progress[layer], claimed, LOOKS):
                     time.sleep(0)
         if not finished:

@@ -5,8 +5,8 @@ import numpy as np
 from numba import njit
 
 from contbatch.plugins.paged_attention.elements import scaled
-from contbatch.plugins.paged_attention.gather import EXACT, announce, gather_keys, gather_scales, gather_values
-from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, borrowed
+from contbatch.plugins.paged_attention.gather import EXACT, INNER, announce, gather_keys, gather_scales, gather_values
+from contbatch.plugins.paged_attention.intrinsics import LANES, TILE, fma
 from contbatch.plugins.paged_attention.products import (
     add_product,
     add_product_2,
@@ -40,7 +40,7 @@ ZERO = np.float32(0)
 ONE = np.float32(1)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def exp2(x):
     """2**x for float32 x ≤ 0: exact at 0, within 1 ulp elsewhere, exactly 0 from about -126.5 down; NaN stays NaN."""
     x = np.float32(-127) if x < np.float32(-127) else x
@@ -57,7 +57,7 @@ def exp2(x):
     return p * np.uint32((shifted.view(np.uint32) + np.uint32(127)) << np.uint32(23)).view(np.float32)
 
 
-@njit(inline="always", **EXACT)
+@njit(**INNER)
 def finish_scores(score, i, first, stop, softcap, scales):
     """Make products in score[i : i + TILE] scores to the base 2, -inf outside first..stop-1; return the highest."""
     highest = mask_scores(score, i, first, stop, scales, KEYS)
@@ -70,7 +70,7 @@ def finish_scores(score, i, first, stop, softcap, scales):
     return highest
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _weigh(score, i, first, stop, softcap, scales, top, total, output, row):
     """Online softmax: score[i + first : i + stop] (base 2) → weights, the rest → 0; a row shrinks when its top rises.
 
@@ -94,18 +94,12 @@ def make_room(_num_rows, _num_heads, head_size):
     return np.zeros((head_size, TILE), np.float32), np.zeros((chunks, TILE, TILE), np.float32)
 
 
-@njit(**EXACT)
-def borrow_room(room):
-    """Do as `borrowed` for both."""
-    return borrowed(room[0]), borrowed(room[1])
-
-
-@njit(**EXACT)
+@njit(**INNER)
 def prepare(_num_heads, _num_rows, _query, _room):
     """Do nothing: queries are taken as they are."""
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def attend_floats(heads, num_rows, group, position, window, base, count, softcap, pages, rows, ahead, scratch, span):
     """Let the query rows of a task, so many for each kv head, take in the tile of `count` keys at `base`.
 
@@ -126,7 +120,7 @@ def attend_floats(heads, num_rows, group, position, window, base, count, softcap
             _attend_tile(row, num_rows, group, position, window, base, softcap, scratch, span)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
     """Do as `add_product` for `count` rows, at most 3."""
     if count == 3:
@@ -137,7 +131,7 @@ def _add_product(count, out, i, out_step, x, j, x_step, n, matrix, k):
         add_product(out, i, out_step, x, j, x_step, n, matrix, k)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _attend_tile(first_row, num_rows, group, position, window, base, softcap, scratch, span):
     """Let the query rows of a kv head, from first_row on, take in the tile of keys at `base`."""
     query, score, scales, (keys, values), _ = scratch
@@ -170,7 +164,7 @@ def _attend_tile(first_row, num_rows, group, position, window, base, softcap, sc
         row += count
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _score_rows(count, out, i, x, j, head_size, matrix, rows, k):
     """Do as `score_rows` for `count` rows, at most 4."""
     if count == 3:
@@ -183,7 +177,7 @@ def _score_rows(count, out, i, x, j, head_size, matrix, rows, k):
         score_rows(out, i, TILE, x, j, head_size, matrix, rows, k)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _add_rows(count, out, i, x, n, matrix, rows, column):
     """Do as `add_rows` for `count` rows, at most 4."""
     width = matrix.shape[1]
@@ -197,7 +191,7 @@ def _add_rows(count, out, i, x, n, matrix, rows, column):
         add_rows(out, i, width, x, 0, TILE, n, matrix, rows, column)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def _attend_pages(first_row, group, position, window, base, softcap, keys, values, rows, scratch, span):
     """Do as `_attend_tile` for the query rows of one token, with keys and values in these rows of their pages."""
     query, score, scales, (total, top, mix) = scratch[0], scratch[1], scratch[2], span
@@ -212,7 +206,7 @@ def _attend_pages(first_row, group, position, window, base, softcap, keys, value
         _add_rows(group, mix, start + column, score, stop, values, rows, column)
 
 
-@njit(**EXACT)
+@njit(**INNER)
 def add_part(total, top, mix, row, totals, tops, mixes, part):
     """Add part `part` to the sums of `row`: totals[part] of weights, mixes[part] of values, both over 2**tops[part]."""
     if totals[part] == ZERO:  # it saw no key; a NaN is not left out
@@ -220,7 +214,7 @@ def add_part(total, top, mix, row, totals, tops, mixes, part):
     highest = max(top[row], tops[part])
     old, new = exp2(top[row] - highest), exp2(tops[part] - highest)
     top[row] = highest
-    total[row] = total[row] * old + totals[part] * new
+    total[row] = fma(total[row], old, totals[part] * new)
     into, values = mix[row], mixes[part]
     for d in range(len(into)):
-        into[d] = into[d] * old + values[d] * new
+        into[d] = fma(into[d], old, values[d] * new)
