@@ -41,7 +41,7 @@ from contbatch.draw_blocks import (
 )
 from contbatch.plugins.paged_attention.intrinsics import atomic_add
 
-SOURCES = "51dd3673925d1b48"
+SOURCES = "1882ab79a249b824"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
 TINY = float(np.finfo(np.float32).tiny)
 CLAIMED, FINISHED = 0, 1

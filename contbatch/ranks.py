@@ -24,7 +24,7 @@ from contbatch.cut import (
 )
 from contbatch.draw_blocks import BLOCK, LEAST_EXPONENT, TILE, at_least, float_at, lowest, ones
 
-SOURCES = "51dd3673925d1b48"
+SOURCES = "1882ab79a249b824"
 """Digest of the modules that are compiled into this one, as `kernels.SOURCES`."""
 MOST = FEW
 """More of the likeliest are found by sorting."""
