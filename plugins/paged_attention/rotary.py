@@ -13,7 +13,8 @@ from contbatch.plugins.paged_attention.intrinsics import fma
 def rotate(x, cos, sin, interleaved, factor, out):
     """Fill out with factor · (the head x, see `wide`, rotated by its token's cos and sin).
 
-    Which of two products is rounded before their sum is said here: the compiler chose anew each time it compiled.
+    Which of two products is rounded before their sum is said here: left to the compiler, code just compiled and code
+    from Numba's cache gave different bits.
     """
     half = len(cos)
     if interleaved:
