@@ -116,7 +116,7 @@ def _export(source: Path, dtype: str, folder: Path, identity: Mapping[str, Any],
         from contbatch.tokenizer import load_tokenizer
 
         prompts = calibration_prompts(load_tokenizer(source), model.config.bos_token_id)
-        found = Quantized.of(model, calibrate(floats, prompts, NUM_NEW))
+        found = Quantized.of(model, calibrate(floats, prompts, NUM_NEW, "bf16"))
         path = export_onnx(found.model, folder / MODEL, dtype, steps=found.steps)
         more = {"errors": found.errors, "kept": sorted(found.errors.keys() - found.steps)}
     config, weights_sha256 = asdict(read_config(path)), read_metadata(path)["weights_sha256"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quantised import MODELS, TOKENS
 from tiny_llm import write_tiny
 
-from contbatch.calibrate import _drawn, calibrate, calibration_prompts, paragraphs
+from contbatch.calibrate import BEGINNINGS, MAX_READ, _drawn, _groups, calibrate, calibration_prompts, paragraphs
 from contbatch.errors import InvalidRequestError
 from contbatch.export import export_onnx
 from contbatch.model import random_model
@@ -83,6 +83,23 @@ def test_a_model_writes_on_until_its_positions_end(exported):
     assert len(seen.sample) == len(np.arange(2 * 40 + 2 * 2)[:: max(1, (510 + 3 * 40 + 4 * 2) // 2 // SAMPLE)])
 
 
+@given(st.lists(st.integers(1, 2 * MAX_READ), min_size=1, max_size=20))
+def test_prompts_are_read_together_while_there_is_room(lengths):
+    groups = list(_groups(np.array(lengths, np.int32)))
+    assert [length for group in groups for length in lengths[group]] == lengths
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        assert sum(lengths[group]) <= MAX_READ or len(lengths[group]) == 1
+        assert after is None or sum(lengths[group]) + lengths[after.start] > MAX_READ, "else one more had fitted"
+
+
+def test_bfloat16_sees_nearly_the_same(exported):
+    """Rounded to 8 bits of mantissa; in float32 all of it is compared above."""
+    exact, near = (calibrate(exported[1], TOKENS[:8], precision=kind) for kind in ("f32", "bf16"))
+    for name, seen in exact.items():
+        error = np.square(near[name].sample - seen.sample).mean() / np.square(seen.sample).mean()
+        assert error < 0.03**2, name
+
+
 def test_tokens_are_drawn_as_likely_as_the_logits_say():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05, 1e-30], np.float32)) + np.float32(7)
     counts = np.bincount(_drawn(np.tile(logits, (40000, 1)), np.random.default_rng(0)), minlength=5)
@@ -111,4 +128,5 @@ def test_texts_are_two_and_have_many_kinds_of_paragraphs(tmp_path):
     assert not {tuple(p) for p in texts["calibration"]} & {tuple(p) for p in texts["held_out"]}
     with_first = calibration_prompts(tokenizer, 1)
     assert [p[0] == 1 for p in with_first] == [i % 2 == 0 for i in range(len(with_first))]
-    assert len(with_first) == 2 * len(texts["calibration"])
+    found = [prompt[first:] for prompt, first in zip(with_first, [1, 0] * len(with_first), strict=False)]
+    assert found == [p[:length] for length in (None, *BEGINNINGS) for p in texts["calibration"]]
