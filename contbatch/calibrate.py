@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from contbatch.checks import require
 from contbatch.export import read_config
-from contbatch.observed import Observed, Observer
-from contbatch.quantize import SAMPLE, linear_inputs
+from contbatch.fit import SAMPLE
+from contbatch.observed import FOLDS, Observed, Observer
+from contbatch.quantize import linear_inputs
 from contbatch.runners.cpu import CPUModel
 from contbatch.tokenizer import Tokenizer
 
@@ -49,7 +50,8 @@ def calibrate(
     ----------
     path : path
     prompts : sequence of sequence of int
-        Read as far as the model's positions go. Of every four, the last two are in the second half of what is observed.
+        Read as far as the model's positions go. The first two are in the first of `FOLDS` parts of what is observed,
+        the next two in the second, and so on, round and round.
     num_new : int
         Tokens to draw after each, at temperature 1 (as in Liu et al. 2023, "LLM-QAT", section 3.1), always the same
         ones. None are where positions end.
@@ -77,14 +79,15 @@ def calibrate(
     tables = np.arange(len(prompts) * pages, dtype=np.int32).reshape(-1, pages)
     values = list(linear_inputs(config))
     names = [value.name for value in values] + [value.added_to for value in values if value.added_to] + ["logits"]
-    stride = max(1, (sum(map(len, prompts)) + num_new * len(prompts)) // 2 // SAMPLE)
+    total = sum(map(len, prompts)) + num_new * len(prompts)
+    stride = total // SAMPLE | 1  # odd, or some of 64 prompts would always be passed over
     observers = {value.name: Observer(stride) for value in values}
     kv_dtype = "int8" if precision == "bf16" else None
     model = CPUModel(path, tables.size, PAGE_SIZE, precision=precision, kv_dtype=kv_dtype, observed=names)
     try:
-        for seen, half in _steps(model, prompts, tables, num_new):
+        for seen, fold in _steps(model, prompts, tables, num_new):
             for value in values:
-                observers[value.name].add(seen[value.name], half, seen.get(value.added_to))
+                observers[value.name].add(seen[value.name], fold, seen.get(value.added_to))
     finally:
         model.close()
     return {name: observer.observed() for name, observer in observers.items()}
@@ -93,19 +96,19 @@ def calibrate(
 def _steps(
     model: CPUModel, prompts: Sequence[Sequence[int]], tables: NDArray[np.int32], num_new: int
 ) -> Iterator[tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]]:
-    """Read the prompts, some in a step, and write on to all together; yield what is observed, and each row's half."""
-    rng, halves = np.random.default_rng(0), np.arange(len(prompts)) // 2 % 2
+    """Read the prompts, some in a step, and write on to all together; yield what is observed, and each row's part."""
+    rng, folds = np.random.default_rng(0), np.arange(len(prompts)) // 2 % FOLDS
     lengths, last = np.array([len(prompt) for prompt in prompts], np.int32), []
     for part in _groups(lengths):
         ends = np.insert(lengths[part].cumsum(dtype=np.int32), 0, 0)
         seen = model.observe(_step(np.concatenate(prompts[part]), ends, np.zeros_like(lengths[part]), tables[part]))
         last.append(_drawn(seen["logits"][ends[1:] - 1], rng))
-        yield seen, np.repeat(halves[part], lengths[part])
+        yield seen, np.repeat(folds[part], lengths[part])
     tokens, ends = np.concatenate(last), np.arange(len(prompts) + 1, dtype=np.int32)
     for i in range(num_new):
         seen = model.observe(_step(tokens, ends, lengths + np.int32(i), tables))
         tokens = _drawn(seen["logits"], rng)
-        yield seen, halves
+        yield seen, folds
 
 
 def _groups(lengths: NDArray[np.int32]) -> Iterator[slice]:
@@ -122,7 +125,9 @@ def _groups(lengths: NDArray[np.int32]) -> Iterator[slice]:
 def _drawn(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw a token from each row, at temperature 1."""
     drawn = []
-    for row, uniform in zip(logits, rng.random(len(logits)), strict=True):  # one by one: what is in between stays cached
+    for row, uniform in zip(
+        logits, rng.random(len(logits)), strict=True
+    ):  # one by one: what is in between stays cached
         sums = np.exp(row - row.max()).cumsum(dtype=np.float64)
         drawn.append(sums.searchsorted(uniform * sums[-1], side="right"))
     return np.array(drawn, np.int64)
