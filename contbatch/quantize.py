@@ -4,12 +4,14 @@ Weights get a step for each row, inputs one step for a whole layer, fixed before
 who shares its batch. A few channels of the inputs are far larger than the rest; a factor per channel moves that size
 into the weights beforehand, where rows are long enough to bear it (SmoothQuant: Xiao et al. 2023, equation 4). The
 strength of the move, and how far the codes reach, are searched for each layer, on texts that the factors weren't made
-from. A layer that stays bad
-keeps its floats: in many models the first token makes huge values in a few places (Sun et al. 2024, "Massive
-activations"). How bad is too bad depends on what becomes of the output: next to what it is added to it may be small.
+from. A layer that stays bad keeps its floats: in many models the first token makes huge values in a few places (Sun et
+al. 2024, "Massive activations"). How bad is too bad depends on what becomes of the output: next to what it is added to
+it may be small.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,22 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contbatch.checks import require
+from contbatch.fit import LARGEST, Fit, fit
 from contbatch.model import Model, ModelConfig
 from contbatch.observed import Floats, Observed
 
-LARGEST = 127
-STRENGTHS = 0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0
-"""Exponents of SmoothQuant to choose from: 0 moves as little as the weights want, 1 makes all channels alike."""
-REACHES = 1.0, 0.8, 0.65, 0.5
-"""Shares of the largest value observed that the codes may reach: what lies beyond is cut off."""
 MAX_ERROR = 0.0012
 """Relative squared error of a layer's output above which it stays in floats."""
-MAX_ERROR_OF_SUM = 0.006
+MAX_ERROR_OF_SUM = 0.0102
 """The same in relation to the sum that outputs are added to, for as many of them as a model has layers: they add up."""
-SAMPLE = 256
-"""Tokens on which a fit is tried."""
-ROWS = 512
-"""Rows of the weights that it is tried with; more take longer and choose alike."""
+LAST = 6
+"""Of so many layers the last one keeps the input of `down` in floats: an error so late changes the logits more than its
+size says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +56,10 @@ def linear_inputs(config: ModelConfig) -> Iterator[LinearInput]:
         yield LinearInput(f"{layer}attn_norm", (f"{layer}q", f"{layer}k", f"{layer}v"), f"{layer}attn_norm")
         yield LinearInput(f"{layer}attention", (f"{layer}o",), f"{layer}v", f"{layer}attn_residual", share)
         yield LinearInput(f"{layer}mlp_norm", (f"{layer}gate", f"{layer}up"), f"{layer}mlp_norm")
-        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up", f"{layer}mlp_residual", share)
+        early = i < config.num_layers - config.num_layers // LAST
+        allowed = share if early else 0.0
+        yield LinearInput(f"{layer}gated", (f"{layer}down",), f"{layer}up", f"{layer}mlp_residual", allowed)
     yield LinearInput("final_norm", ("embed" if config.tie_word_embeddings else "lm_head",), "final_norm")
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How well an input goes into 8 bits."""
-
-    factor: Floats
-    """(width,) what each channel is divided by."""
-    step: float
-    """Distance between two codes."""
-    error: float
-    """‖output with codes - output‖² / ‖output or sum‖², mean of the tokens: one huge token can't hide the others."""
 
 
 def int8_codes(weights: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -80,56 +67,6 @@ def int8_codes(weights: Floats) -> tuple[NDArray[np.int8], Floats]:
     steps = np.abs(weights).max(axis=1) / np.float32(LARGEST)
     steps[steps == 0] = 1
     return np.rint(weights / steps[:, None]).astype(np.int8), steps
-
-
-def fit(seen: Observed, weights: Floats, group: int = 1, head_size: int = 1) -> Fit:
-    """Find the factors and the step for an input that is multiplied with `weights`.
-
-    Parameters
-    ----------
-    seen : Observed
-    weights : ndarray of float32, (rows, width)
-    group, head_size : int
-        Heads that must share their factors, and channels of a head: query heads of a group share a value head.
-
-    Raises
-    ------
-    InvalidRequestError
-        Nothing was observed, or values that aren't finite.
-    """
-    finite = bool(seen.sample.size and np.isfinite(seen.largest).all())
-    require(finite, "observed values", seen.sample.shape, "finite, of a token in each half at least")
-    largest_weights = np.abs(weights).max(axis=0) + np.float32(1e-6)
-
-    def scaled(largest: Floats, strength: float) -> tuple[Floats, float]:
-        factor = (largest + np.float32(1e-6)) ** strength / largest_weights ** (1 - strength)
-        by_head = factor.reshape(-1, group, head_size)
-        factor = np.broadcast_to(by_head.max(axis=1, keepdims=True), by_head.shape).reshape(-1)
-        factor = (factor / np.exp(np.log(factor).mean())).astype(np.float32)
-        return factor, float((largest / factor).max()) / LARGEST or 1.0  # where all inputs are 0
-
-    sample, tried = seen.sample[:: -(-len(seen.sample) // SAMPLE)], weights[:: -(-len(weights) // ROWS)]
-    wanted = sample @ tried.T
-    sizes = np.square(wanted).sum(axis=1)
-    if seen.sizes is not None:
-        sizes = seen.sizes[:: -(-len(seen.sample) // SAMPLE)] * np.float32(len(tried) / len(weights))
-    errors: dict[tuple[float, float], float] = {}
-    for strength in STRENGTHS:
-        factor, step = scaled(seen.largest[0], strength)
-        codes, steps = int8_codes(tried * factor)
-        rounded = codes * steps[:, None]
-        for reach in REACHES:
-            squares = np.square(_in_steps(sample / factor, step * reach) @ rounded.T - wanted).sum(axis=1)
-            errors[strength, reach] = float(np.mean(squares / np.maximum(sizes, np.finfo(np.float32).tiny)))
-    strength, reach = min(errors, key=lambda choice: errors[choice])
-    factor, step = scaled(seen.largest.max(axis=0), strength)
-    return Fit(factor, step * reach, errors[strength, reach])
-
-
-def _in_steps(inputs: Floats, step: float) -> Floats:
-    """Round to the codes of 8 bits and widen again, as QuantizeLinear and DequantizeLinear do."""
-    codes: Floats = np.clip(np.rint(inputs / np.float32(step)), -LARGEST - 1, LARGEST)
-    return codes * np.float32(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +108,23 @@ class Quantized:
         steps: dict[str, float] = {}
         errors: dict[str, float] = {}
         group = config.num_heads // config.kv_num_heads
-        for value in inputs:
-            sizes = (group, config.head_size) if value.name.endswith(".attention") else (1, 1)
-            found = fit(observed[value.name], np.concatenate([weights[user] for user in value.users]), *sizes)
+
+        def sizes(value: LinearInput) -> tuple[int, int]:
+            return (group, config.head_size) if value.name.endswith(".attention") else (1, 1)
+
+        def fitted(value: LinearInput) -> Fit:
+            return fit(observed[value.name], np.concatenate([weights[name] for name in value.users]), *sizes(value))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy lets go of Python's lock
+            fits = list(pool.map(fitted, inputs))
+        for value, found in zip(inputs, fits, strict=True):
             errors[value.name] = found.error
             if found.error > value.max_error or value.name in keep:
                 continue
             steps[value.name] = found.step
             users = ("lm_head",) if value.users == ("embed",) else value.users
             by_column |= dict.fromkeys(users, found.factor)
-            if sizes != (1, 1):  # every query head of a group has the factors of their value head
+            if sizes(value) != (1, 1):  # every query head of a group has the factors of their value head
                 found = replace(found, factor=found.factor.reshape(-1, group, config.head_size)[:, 0].reshape(-1))
             by_row[value.scaled_in] = found.factor
         scaled = ScaledWeights(model, by_row, by_column)

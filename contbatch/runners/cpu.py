@@ -109,10 +109,13 @@ class CPUModel:
             return self._forward(inputs, self._precision == "f32")[: len(inputs["logits_indices"])]
 
     def observe(self, inputs: Mapping[str, np.ndarray]) -> dict[str, NDArray[np.float32]]:
-        """Run one step like `forward`; return copies of the values to be observed, a row for each token or logit."""
+        """Run one step like `forward`; return the values to be observed, a row for each token or logit.
+
+        Like the logits they are overwritten by the next call.
+        """
         with self._lock:
             self._forward(inputs, False)
-            return {name: self._request.get_tensor(name).data.copy() for name in self._observed}
+            return {name: self._request.get_tensor(name).data for name in self._observed}
 
     def _forward(self, inputs: Mapping[str, np.ndarray], invariant: bool) -> NDArray[np.float32]:
         pages, weights, config = self._pages, self._weights, self.config
