@@ -25,9 +25,9 @@ from contbatch.observed import Floats, Observed
 
 MAX_ERROR = 0.0012
 """Relative squared error of a layer's output above which it stays in floats."""
-MAX_ERROR_OF_SUM = 0.0102
+MAX_ERROR_OF_SUM = 0.006
 """The same in relation to the sum that outputs are added to, for as many of them as a model has layers: they add up."""
-LAST = 6
+LAST = 15
 """Of so many layers the last one keeps the input of `down` in floats: an error so late changes the logits more than its
 size says."""
 
