@@ -92,7 +92,8 @@ def _draw(values, size, largest, asked, room, scratch):
     temperature, top_k, top_p, min_p, u = asked[0], asked[1], asked[2], asked[3], asked[4]
     temperature = min(max(temperature, TINY), 1 / TINY)
     scale = np.float32(LOG2_E / temperature)
-    bound = max(np.float64(LOWEST), largest + LEAST_EXPONENT / scale)
+    # Nor is anything kept that lies so far below that the difference is no float32.
+    bound = max(np.float64(LOWEST), largest + max(LEAST_EXPONENT / scale, np.float64(LOWEST)))
     if min_p > 0:
         bound = max(bound, largest + temperature * log(min_p))
     cut, kept, equals = np.float32(bound), np.int64(0), np.int64(0)

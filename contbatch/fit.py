@@ -18,6 +18,7 @@ SAMPLE = 512
 """Tokens on which a fit is tried, about."""
 ROWS = 512
 """Rows of the weights that it is tried with; more take longer and choose alike."""
+TINY = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ class _Trial:
     def of(cls, seen: Observed, weights: Floats, share: float) -> Self:
         """Take some rows of the weights, which are such a share of all."""
         sizes = np.square(seen.sample @ weights.T).sum(axis=1) if seen.sizes is None else seen.sizes * np.float32(share)
-        counts = 1 / (np.maximum(sizes, np.finfo(np.float32).tiny) * np.float32(len(sizes)))
+        # A token without output, as where all weights are 0, has nothing to lose.
+        counts = np.divide(1 / len(sizes), sizes, out=np.zeros_like(sizes), where=sizes > TINY)
         parts = [(seen.sample[seen.fold == i], counts[seen.fold == i]) for i in range(FOLDS)]
         return cls(parts, np.square(weights).sum(axis=0), np.abs(weights), counts @ np.square(seen.sample))
 

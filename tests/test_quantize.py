@@ -122,6 +122,13 @@ def test_inputs_that_are_all_zero_have_a_step():
     assert (found.step, found.error) == (1.0, 0.0)
 
 
+def test_weights_that_are_all_zero_lose_nothing():
+    inputs = np.random.default_rng(0).normal(size=(50, 24)).astype(np.float32)
+    found = fit(Observed.of(inputs), np.zeros((10, 24), np.float32))
+    assert found.error == 0
+    assert found.step > 0
+
+
 def test_heads_of_a_group_share_their_factors():
     rng = np.random.default_rng(0)
     inputs, weights = (rng.normal(size=shape).astype(np.float32) for shape in ((50, 24), (10, 24)))

@@ -42,10 +42,10 @@ def oracle_probabilities(row, params, slack):
     """All tokens sorted, all filters in float64, one after another; `slack` moves the limits of min-p and top-p."""
     row = row.astype(np.float64)
     order = np.argsort(-row, kind="stable")
-    below = (row[order] - row[order[0]]) / params.temperature
-    p = np.exp(below)
-    if params.min_p > 0:
-        p[below < min(math.log(params.min_p) + slack, 0.0)] = 0
+    below = row[order] - row[order[0]]
+    p = np.exp(below / params.temperature)
+    if params.min_p > 0:  # a difference divided by a large temperature may be rounded to 0
+        p[below < min(math.log(params.min_p) + slack, 0.0) * params.temperature] = 0
     p[params.top_k if params.top_k > 0 else len(row) :] = 0
     p /= p.sum()
     if params.top_p < 1:
@@ -207,6 +207,10 @@ def test_which_tokens_are_kept():
     nearly = f32(0.1, np.nextafter(np.float32(0.1), np.float32(1)))
     assert set(draw(nearly, WARM.replace(top_p=1e-4), range(50))) == {1}
     assert set(draw(f32(-INF, 30, -30, 0), SamplingParams(temperature=1e300), range(200))) == {1, 2, 3}
+    # Differences beyond float32 are too large for any temperature.
+    for options in ({}, {"top_p": 0.99}, {"top_k": 3}):
+        params = SamplingParams(temperature=1e300, **options)
+        assert set(draw(f32(-INF, 3e38, -3e38, 3e38), params, range(200))) == {1, 3}
     # Both zeros are equal, so the lower id ranks first, whichever sign it has.
     for zeros in (f32(-1, 0.0, -0.0), f32(-1, -0.0, 0.0)):
         assert set(draw(zeros, WARM.replace(top_p=1e-3), range(50))) == {1}
