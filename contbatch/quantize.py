@@ -113,13 +113,14 @@ class Quantized:
             return (group, config.head_size) if value.name.endswith(".attention") else (1, 1)
 
         def fitted(value: LinearInput) -> Fit:
-            return fit(observed[value.name], np.concatenate([weights[name] for name in value.users]), *sizes(value))
+            with np.errstate(over="ignore", invalid="ignore"):  # an error that is no number keeps a layer in floats
+                return fit(observed[value.name], np.concatenate([weights[name] for name in value.users]), *sizes(value))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy lets go of Python's lock
             fits = list(pool.map(fitted, inputs))
         for value, found in zip(inputs, fits, strict=True):
             errors[value.name] = found.error
-            if found.error > value.max_error or value.name in keep:
+            if not found.error <= value.max_error or value.name in keep:
                 continue
             steps[value.name] = found.step
             users = ("lm_head",) if value.users == ("embed",) else value.users

@@ -152,6 +152,8 @@ def test_a_layer_that_stays_bad_keeps_its_floats():
     assert set(seen) - set(quantized.steps) >= {"layers.1.gated", "final_norm"}
     assert np.array_equal(quantized.model.weights["layers.1.down"], model.weights["layers.1.down"])
     assert "layers.0.gated" in quantized.steps
+    seen["layers.0.gated"] = Observed.of(rows["layers.0.gated"] * np.float32(1e25))  # whose squares overflow
+    assert "layers.0.gated" not in Quantized.of(model, seen).steps
 
 
 def _width(model, value):
@@ -159,9 +161,9 @@ def _width(model, value):
 
 
 def test_the_last_layers_keep_the_input_of_down():
-    allowed = {v.name: v.max_error for v in linear_inputs(random_model(0, num_layers=13).config)}
-    assert [i for i in range(13) if allowed[f"layers.{i}.gated"] == 0] == [11, 12]
-    assert all(allowed[f"layers.{i}.{name}"] > 0 for i in range(13) for name in ("attn_norm", "attention", "mlp_norm"))
+    allowed = {v.name: v.max_error for v in linear_inputs(random_model(0, num_layers=31).config)}
+    assert [i for i in range(31) if allowed[f"layers.{i}.gated"] == 0] == [29, 30]
+    assert all(allowed[f"layers.{i}.{name}"] > 0 for i in range(31) for name in ("attn_norm", "attention", "mlp_norm"))
 
 
 def test_what_is_wrong_is_named():
