@@ -51,7 +51,7 @@ def calibrate(
     path : path
     prompts : sequence of sequence of int
         Read as far as the model's positions go. The first two are in the first of `FOLDS` parts of what is observed,
-        the next two in the second, and so on, round and round.
+        the next two in the second, and so on, round and round; `contbatch.fit` needs two parts, so three prompts.
     num_new : int
         Tokens to draw after each, at temperature 1 (as in Liu et al. 2023, "LLM-QAT", section 3.1), always the same
         ones. None are where positions end.
@@ -125,9 +125,8 @@ def _groups(lengths: NDArray[np.int32]) -> Iterator[slice]:
 def _drawn(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw a token from each row, at temperature 1."""
     drawn = []
-    for row, uniform in zip(
-        logits, rng.random(len(logits)), strict=True
-    ):  # one by one: what is in between stays cached
+    # One by one: what is in between stays cached.
+    for row, uniform in zip(logits, rng.random(len(logits)), strict=True):
         sums = np.exp(row - row.max()).cumsum(dtype=np.float64)
         drawn.append(sums.searchsorted(uniform * sums[-1], side="right"))
     return np.array(drawn, np.int64)
