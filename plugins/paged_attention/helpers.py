@@ -3,7 +3,7 @@
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,23 +12,51 @@ from contbatch.plugins.paged_attention.step_plan import CPUS
 Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 
+class _Crew:
+    """The helpers of one process."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Job] = SimpleQueue()
+        self.threads = [
+            threading.Thread(target=_help, args=[self.jobs], name=f"paged_attention-{i}", daemon=True)
+            for i in range(max(1, len(CPUS) - 1))
+        ]
+        self.cpus: Set[int] = frozenset()
+        """Where they may run, as was said last."""
+        for thread in self.threads:
+            thread.start()
+        self.keep_off(frozenset())  # they are born with the affinity of their caller
+
+    def keep_off(self, cpus: Set[int]) -> None:
+        wanted = CPUS - cpus or CPUS
+        if wanted != self.cpus and hasattr(os, "sched_setaffinity"):
+            for thread in self.threads:
+                os.sched_setaffinity(thread.native_id or 0, wanted)
+            self.cpus = wanted
+
+
 def call_helper(function: Callable[..., object], *args: Any) -> None:
     """Have a helper call a function once, as soon as one is free; it should be compiled, and not hold Python's lock."""
-    _jobs(os.getpid()).put((function, args))
+    _crew(os.getpid()).jobs.put((function, args))
+
+
+def keep_helpers_off_this_cpu() -> None:
+    """Keep helpers away from the CPU that the calling thread is bound to, if it is bound to some and others are left.
+
+    The system wakes a thread where it ran last, and leaves it there if all CPUs have something to do: behind its
+    caller, who computes until nothing is left to help with, step after step.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        _crew(os.getpid()).keep_off(os.sched_getaffinity(0))
 
 
 @functools.cache
-def _jobs(_pid: int) -> SimpleQueue[Job]:
-    """Return the queue of the threads that help a caller; a forked child needs its own."""
-    jobs: SimpleQueue[Job] = SimpleQueue()
-    for i in range(max(1, len(CPUS) - 1)):
-        threading.Thread(target=_help, args=[jobs], name=f"paged_attention-{i}", daemon=True).start()
-    return jobs
+def _crew(_pid: int) -> _Crew:
+    """Return who helps a caller; a forked child needs its own."""
+    return _Crew()
 
 
 def _help(jobs: SimpleQueue[Job]) -> None:
-    if hasattr(os, "sched_setaffinity"):  # it is born with the affinity of its caller, whose CPU it should leave alone
-        os.sched_setaffinity(0, CPUS)
     while True:
         _call(*jobs.get())  # no name here would keep what it is given alive until the next one
 

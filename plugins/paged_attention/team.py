@@ -7,7 +7,7 @@ import numpy as np
 
 from contbatch.plugins.paged_attention.amx_permission import may_use_matrices
 from contbatch.plugins.paged_attention.bell import BELL, LOOKS, POSIX
-from contbatch.plugins.paged_attention.helpers import call_helper
+from contbatch.plugins.paged_attention.helpers import call_helper, keep_helpers_off_this_cpu
 from contbatch.plugins.paged_attention.kernels import (
     COUNTS,
     all_finished,
@@ -89,6 +89,8 @@ class Team:
             output[plan.slots.size :] = 0
         if not plan.slots.size:
             return
+        if layer == 0 and len(self._bells):
+            keep_helpers_off_this_cpu()
         finished = False
         try:
             finished = lead(layer, qkv, output, self._bells, *self._work, plan.splits, LOOKS)
