@@ -5,8 +5,9 @@
 
 PYTHON is the interpreter of a virtual environment that has the peer: openvino_genai, vllm, llama_cpp or transformers
 (see serve_*.py for what to install). Every engine is a process of its own that sleeps while another one runs; each
-warms up once and then runs once a round. Machines drift: compare within one run only. `vs peer` is the median against
-that of the fastest peer.
+warms up once and then runs once a round. Machines drift: compare within one run only. `quiet` is what the rate would be
+if each step took as long as in its quickest round: other programs of a host delay other steps in each. `vs peer` is the
+median, or `quiet`, against that of the fastest peer.
 
 W8A8 has no like among them. It meets all they have: OpenVINO GenAI's "f32", which computes in 8 bits where weights are
 packed, llama.cpp's "file", which does so too, and bf16.
@@ -18,6 +19,7 @@ by their time, host included, `model` by that of the model's steps alone. llama-
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import sys
@@ -74,18 +76,19 @@ def engines_of(options: argparse.Namespace, precision: str, model: Path, directo
 
 def table_of(engines: list[EngineProcess], *, equal: bool) -> str:
     """Return a row for each engine: its figures, or why it has none."""
-    columns = ["min", "median", "max", "vs peer", "steps", "host"] + (["decode", "model"] if equal else [])
+    columns = ["min", "median", "max", "vs peer", "quiet", "vs peer", "steps", "host"]
+    columns += ["decode", "model"] if equal else []
     rows = [f"{'output tokens/s':52}" + "".join(f"{column:>9}" for column in columns)]
-    peers = [
-        statistics.median(engine.rates()) for engine in engines if engine.is_peer and engine.runs and not engine.failure
-    ]
+    peers = [engine for engine in engines if engine.is_peer and engine.runs and not engine.failure]
+    fastest = max((statistics.median(peer.rates()) for peer in peers), default=math.nan)
+    quietest = max((rate for peer in peers if (rate := peer.quiet_rate()) > 0), default=math.nan)
     for engine in engines:
         if not engine.runs or engine.failure:
             rows.append(f"{engine.name:52} failed: {engine.failure or 'no run'}")
             continue
         low, middle, high = engine.rates()[0], statistics.median(engine.rates()), engine.rates()[-1]
-        ratio = middle / max(peers) if peers else float("nan")
-        row = f"{engine.name:52}{low:9.0f}{middle:9.0f}{high:9.0f}{ratio:8.2f}x"
+        row = f"{engine.name:52}{low:9.0f}{middle:9.0f}{high:9.0f}{middle / fastest:8.2f}x"
+        row += f"{engine.quiet_rate():9.0f}{engine.quiet_rate() / quietest:8.2f}x"
         row += f"{engine.median('steps'):9.0f}{engine.median('host'):9.1%}"
         if equal:
             decoded = engine.median("tokens") - SEATS

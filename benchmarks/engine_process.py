@@ -9,9 +9,12 @@ import statistics
 import subprocess
 from tempfile import TemporaryFile
 from threading import Timer
+from typing import Any
 
 
 def _is_amount(value: object) -> bool:
+    if isinstance(value, list):
+        return all(not isinstance(part, list) and _is_amount(part) for part in value)
     return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
@@ -24,7 +27,7 @@ class EngineProcess:
 
     def __init__(self, name: str, command: list[str], *, is_peer: bool, timeout_s: float = 600) -> None:
         self.name, self.is_peer, self.timeout_s = name, is_peer, timeout_s
-        self.runs: list[dict[str, float]] = []
+        self.runs: list[dict[str, Any]] = []
         self.failure: str | None = None
         self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as the process)
         try:
@@ -70,7 +73,7 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _answer(self) -> dict[str, float] | None:
+    def _answer(self) -> dict[str, Any] | None:
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -101,6 +104,17 @@ class EngineProcess:
         """Return the output tokens/s of each run, slowest first."""
         return sorted(run["tokens"] / run["seconds"] for run in self.runs)
 
+    def quiet_rate(self) -> float:
+        """Return the output tokens/s if each step took as long as in its quickest run; NaN unless the runs tell.
+
+        A host that others use delays other steps in each run. Steps must be as many in all of them.
+        """
+        each = [run.get("step_s", []) for run in self.runs]
+        if not each or not each[0] or {len(steps) for steps in each} != {len(each[0])}:
+            return math.nan
+        seconds = sum(map(min, zip(*each, strict=True)))
+        return self.median("tokens") / seconds if seconds > 0 else math.nan
+
     def median(self, figure: str) -> float:
         """Return the median over runs of a figure, NaN if it has none."""
-        return statistics.median([run.get(figure, float("nan")) for run in self.runs])
+        return float(statistics.median([run.get(figure, math.nan) for run in self.runs]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from workload import WORKLOADS, serve
+from workload import WORKLOADS, Figures, serve
 
 import contbatch as cb
 
@@ -25,17 +25,18 @@ def main() -> None:
     )
     sampling = [cb.SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
 
-    def run() -> dict[str, float]:
+    def run() -> Figures:
         result = llm.run(llm.requests(prompts, sampling))
         figures, steps = result.summary(), result.steps
-        later = steps[1:]
+        each = steps.elapsed_s + steps.host_s
         return {
             "seconds": figures.duration_s,
             "tokens": int(figures.output_tokens),
             "steps": int(figures.steps),
             "host": steps.host_s.sum() / figures.duration_s,
-            "decode_s": (later.elapsed_s + later.host_s).sum(),
-            "model_s": later.elapsed_s.sum(),
+            "decode_s": each[1:].sum(),
+            "step_s": each.tolist(),
+            "model_s": steps.elapsed_s[1:].sum(),
         }
 
     serve(run)

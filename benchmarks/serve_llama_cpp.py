@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import llama_cpp as cpp
 import numpy as np
-from workload import WORKLOADS, serve, timed
+from workload import WORKLOADS, Figures, serve, timed
 
 SEATS = {"common": 16, "equal": 64}
 UNIFIED = ("common",)
@@ -113,7 +113,7 @@ def main() -> None:
     vocab_size = cpp.llama_vocab_n_tokens(cpp.llama_model_get_vocab(model))
     server = Server(context, vocab_size, budget, list(range(seats)))
 
-    def run() -> dict[str, float]:
+    def run() -> Figures:
         sequences = [Sequence(list(p), len(p) + n) for p, n in zip(prompts, lengths, strict=True)]
         figures = timed(lambda: server.waiting.extend(sequences), server.step)
         return figures | {"tokens": sum(len(s.tokens) - len(p) for s, p in zip(sequences, prompts, strict=True))}

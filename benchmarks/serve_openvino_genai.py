@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from workload import SEATS, WORKLOADS, serve, timed
+from workload import SEATS, WORKLOADS, Figures, serve, timed
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     pipeline = genai.ContinuousBatchingPipeline(model, limits, "CPU", {"INFERENCE_PRECISION_HINT": precision})
     names = count()
 
-    def run() -> dict[str, float]:
+    def run() -> Figures:
         handles: list[Any] = []
 
         def add() -> None:

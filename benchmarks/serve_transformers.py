@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-from workload import SEATS, WORKLOADS, serve
+from workload import SEATS, WORKLOADS, Figures, serve
 
 PAGE_SIZE = 32
 
@@ -31,7 +31,7 @@ def main() -> None:
     manager = model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), limits)
     manager.start()
 
-    def run() -> dict[str, float]:
+    def run() -> Figures:
         done: list[Any] = []
         began = perf_counter()
         for prompt, length in zip(prompts, lengths, strict=True):

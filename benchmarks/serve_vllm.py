@@ -10,7 +10,7 @@ import sys
 from itertools import count
 from typing import Any
 
-from workload import SEATS, WORKLOADS, serve, timed
+from workload import SEATS, WORKLOADS, Figures, serve, timed
 
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -26,7 +26,7 @@ def main() -> None:
     llm = LLM(model, dtype=dtype, enable_prefix_caching=False, skip_tokenizer_init=True, **limits)
     engine, names = llm.llm_engine, count()
 
-    def run() -> dict[str, float]:
+    def run() -> Figures:
         told: list[Any] = []
 
         def add() -> None:

@@ -3,12 +3,16 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 Load = tuple[list[list[int]], list[int], int]
 """Prompts as token ids, how many tokens to generate for each, and the token budget of a step."""
+Figures = dict[str, Any]
+"""Of a run, by name: numbers, and `step_s` a number for each step."""
 SEATS = 64
 
 
@@ -31,16 +35,17 @@ def equal() -> Load:
 WORKLOADS: dict[str, Callable[[], Load]] = {"common": common, "equal": equal}
 
 
-def timed(add: Callable[[], None], step: Callable[[], bool]) -> dict[str, float]:
-    """Add requests and step until `step` is False: seconds of all, seconds of the steps after the first, steps."""
-    began, ends = perf_counter(), []
+def timed(add: Callable[[], None], step: Callable[[], bool]) -> Figures:
+    """Add requests and step until `step` is False: seconds of all, of the steps after the first, of each, and steps."""
+    ends = [perf_counter()]
     add()
     while step():
         ends.append(perf_counter())
-    return {"seconds": ends[-1] - began, "decode_s": ends[-1] - ends[0], "steps": len(ends)}
+    each = [after - before for before, after in pairwise(ends)]
+    return {"seconds": sum(each), "decode_s": sum(each[1:]), "step_s": each, "steps": len(each)}
 
 
-def serve(run: Callable[[], dict[str, float]], lines: Iterable[str] = sys.stdin) -> None:
+def serve(run: Callable[[], Figures], lines: Iterable[str] = sys.stdin) -> None:
     """Run once for each line, and answer with a line of JSON: at least `seconds` and `tokens`."""
     for _ in lines:
         print(json.dumps(run()), flush=True)

@@ -63,18 +63,19 @@ def draw(progress, addresses, size, asked, tokens, leads):
     tokens : ndarray of int64, (num_rows,)
         The place on which u falls, of those that the filters keep; -1 if the largest logit is not finite.
     """
-    row = atomic_add(progress, CLAIMED, 1)
-    if row < len(tokens):  # who comes late may find nothing left, of the rows neither
-        _draw_rows(row, progress, addresses, size, asked, tokens)
+    if atomic_add(progress, CLAIMED, 0) < len(tokens):
+        _draw_rows(progress, addresses, size, asked, tokens)
     while leads and atomic_add(progress, FINISHED, 0) < len(tokens):
         give_way()
 
 
 @njit(**OPTIONS)
-def _draw_rows(row, progress, addresses, size, asked, tokens):
+def _draw_rows(progress, addresses, size, asked, tokens):
+    # Before a row is claimed: there may be no memory, and who leads would wait for it.
     room, blocks = room_for(size), (size + BLOCK - 1) // BLOCK
     scratch = np.empty(BLOCK, np.float32), np.empty(blocks, np.float32), np.empty(blocks, np.int64)
-    while row < len(tokens):
+    row = atomic_add(progress, CLAIMED, 1)
+    while row < len(tokens):  # who comes late may find nothing left, of the rows neither
         values, largest = look_at(addresses[row], size, room)
         if not abs(largest) < INFINITE:
             tokens[row] = -1

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -54,15 +55,42 @@ def test_the_table_has_rates_and_ratios_to_the_fastest_peer(engine):
     ours.run()
     assert fast.rates() == [200, 400, 800], "the first run is no more than a warm-up"
     table = rows([fast, ours])
-    assert table["output tokens/s"] == ["min", "median", "max", "vs", "peer", "steps", "host"]
-    assert table["fast"] == ["200", "400", "800", "1.00x", "-", "-"], "a peer need not tell steps and host time"
-    assert table["ours"] == ["200", "200", "200", "0.50x", "-", "-"]
+    assert table["output tokens/s"] == ["min", "median", "max", "vs", "peer", "quiet", "vs", "peer", "steps", "host"]
+    assert table["fast"] == ["200", "400", "800", "1.00x", "-", "-", "-", "-"], (
+        "a peer need not tell steps and host time"
+    )
+    assert table["ours"] == ["200", "200", "200", "0.50x", "-", "-", "-", "-"]
     told = json.loads(cpu.record_of("bf16", [fast, ours], equal=False))["engines"]
     assert told["ours"] == {
         "runs": [{"seconds": 0.5, "tokens": 100, "decode_s": 0.5}],
         "failure": None,
         "is_peer": False,
     }
+
+
+STEPS = """
+    print(json.dumps({{"seconds": 9, "tokens": 60, "step_s": {each}[nth]}}), flush=True)
+    continue
+"""
+
+
+@pytest.mark.parametrize(
+    ("each", "quiet"),
+    [
+        ([[1, 4, 2], [3, 1, 2], [2, 2, 1]], 60 / 3),
+        ([[1, 4, 2]], 60 / 7),
+        ([[1, 4, 2], [3, 1]], math.nan),
+        ([[], []], math.nan),
+        ([[0], [1]], math.nan),
+    ],
+)
+def test_the_quickest_of_each_step(engine, each, quiet):
+    process = engine(STEPS.format(each=each))
+    for _ in each:
+        process.run()
+    assert process.failure is None
+    assert process.quiet_rate() == pytest.approx(quiet, nan_ok=True)
+    assert rows([process])["peer"][4:6] == ([f"{quiet:.0f}", "1.00x"] if quiet == quiet else ["-", "-"])
 
 
 def test_equal_sequences_are_counted_by_the_time_of_their_decodes(engine):
@@ -84,6 +112,10 @@ def test_equal_sequences_are_counted_by_the_time_of_their_decodes(engine):
         ("import os, time; os.fork() or time.sleep(60); time.sleep(60)", "no answer in 1 s"),
         ("import os, time; os.close(1); time.sleep(60)", "exit status -9: no message"),
         ('print(\'{"seconds": 0, "tokens": 1}\')', 'figures that can\'t be: {"seconds": 0, "tokens": 1}'),
+        (
+            'print(\'{"seconds": 1, "tokens": 1, "step_s": [[1]]}\')',
+            'figures that can\'t be: {"seconds": 1, "tokens": 1, "step_s": [[1]]}',
+        ),
         ('print(\'{"seconds": 1, "tokens": null}\')', 'figures that can\'t be: {"seconds": 1, "tokens": null}'),
     ],
 )
@@ -132,7 +164,12 @@ def test_decodes_are_timed_from_the_end_of_the_first_step(monkeypatch):
     clock = iter([0.0, 3.0, 4.0, 6.0])
     monkeypatch.setattr("workload.perf_counter", lambda: next(clock))
     going = iter([True, True, True, False])
-    assert timed(lambda: None, lambda: next(going)) == {"seconds": 6.0, "decode_s": 3.0, "steps": 3}
+    assert timed(lambda: None, lambda: next(going)) == {
+        "seconds": 6.0,
+        "decode_s": 3.0,
+        "step_s": [3.0, 1.0, 2.0],
+        "steps": 3,
+    }
 
 
 def test_peers_get_the_same_weights(tmp_path):

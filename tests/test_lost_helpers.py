@@ -1,7 +1,8 @@
-"""Helper threads that an interrupt has kept in a step go when the model goes, and so do its pages."""
+"""Helper threads: an interrupted step lets them go, a failure doesn't end them, and callers have their CPU alone."""
 
 import gc
 import os
+import threading
 import time
 import weakref
 
@@ -57,15 +58,66 @@ def test_interrupted_when_they_were_to_go(model, monkeypatch):
 
 @pytest.mark.skipif(not POSIX, reason="elsewhere helpers wait for nothing")
 def test_interrupted_when_they_were_called(model, monkeypatch):
-    jobs, dismiss, rung = helpers._jobs(os.getpid()), team.dismiss, []
+    crew, dismiss, rung = helpers._crew(os.getpid()), team.dismiss, []
+    jobs = crew.jobs
 
     class Interrupted:
         def put(self, job):
             jobs.put(job)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(helpers, "_jobs", lambda _: Interrupted())
+    monkeypatch.setattr(crew, "jobs", Interrupted())
     monkeypatch.setattr(team, "dismiss", lambda bells: (rung.append(len(bells)), dismiss(bells)))
     with pytest.raises(KeyboardInterrupt):
         model.forward(TWO)
     assert rung == [1, 1]  # those of the step before, in any case, and its own
+
+
+def test_a_helper_that_failed_helps_again(caplog):
+    done = [threading.Event() for _ in range(len(helpers.CPUS))]
+
+    def fail():
+        raise MemoryError("no room for a tile")
+
+    for _ in done:
+        helpers.call_helper(fail)
+    for event in done:
+        helpers.call_helper(event.set)
+    assert all(event.wait(20) for event in done)
+    assert caplog.text.count("MemoryError: no room for a tile") == len(done)
+
+
+several_cpus = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(helpers.CPUS) < 2, reason="needs Linux and two CPUs"
+)
+
+
+def affinities():
+    return [os.sched_getaffinity(thread.native_id) for thread in helpers._crew(os.getpid()).threads]
+
+
+@several_cpus
+def test_helpers_leave_a_bound_caller_its_cpu():
+    found = {}
+
+    def bound(*cpus):
+        os.sched_setaffinity(0, cpus)
+        helpers.keep_helpers_off_this_cpu()
+        found[cpus] = affinities()
+
+    for cpus in [(cpu,) for cpu in sorted(helpers.CPUS)] + [tuple(helpers.CPUS)]:
+        thread = threading.Thread(target=bound, args=cpus)
+        thread.start()
+        thread.join()
+    assert found == {cpus: [helpers.CPUS - set(cpus) or helpers.CPUS] * (len(helpers.CPUS) - 1) for cpus in found}
+    assert len(found) == len(helpers.CPUS) + 1
+
+
+@several_cpus
+def test_helpers_leave_the_cpu_of_a_step(model, monkeypatch):
+    seen, lead = [], team.lead
+    monkeypatch.setattr(team, "lead", lambda *a: (seen.append((os.sched_getaffinity(0), affinities())), lead(*a))[1])
+    model.forward(TWO)
+    assert len(seen) == model.config.num_layers
+    for mine, theirs in seen:  # whatever OpenVINO binds its caller to
+        assert theirs == [helpers.CPUS - mine or helpers.CPUS] * len(theirs)

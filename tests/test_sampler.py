@@ -279,6 +279,15 @@ def call_at_once(function, *args):
     function(*args)
 
 
+def test_without_memory_nothing_is_claimed():
+    """A row that a helper claimed, and then had no room for, would be waited for without end."""
+    progress, tokens = np.zeros(2, np.int64), np.full(1, -7)
+    with pytest.raises(MemoryError):
+        compiled.draw(progress, np.zeros(1, np.int64), 2**55, np.ones((1, 5)), tokens, False)
+    assert progress.tolist() == [0, 0]
+    assert tokens.tolist() == [-7]
+
+
 late = []
 
 

@@ -1,6 +1,7 @@
 """Threads that wait to help whoever calls them, one for each further CPU of the process."""
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Set
@@ -9,6 +10,7 @@ from typing import Any
 
 from contbatch.plugins.paged_attention.step_plan import CPUS
 
+logger = logging.getLogger(__name__)
 Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 
@@ -58,7 +60,10 @@ def _crew(_pid: int) -> _Crew:
 
 def _help(jobs: SimpleQueue[Job]) -> None:
     while True:
-        _call(*jobs.get())  # no name here would keep what it is given alive until the next one
+        try:
+            _call(*jobs.get())  # no name here would keep what it is given alive until the next one
+        except Exception:  # memory ran out: whoever called does it alone, and the next one is helped again
+            logger.exception("a helper could not help")
 
 
 def _call(function: Callable[..., object], args: tuple[Any, ...]) -> None:
