@@ -82,12 +82,12 @@ def seconds_of(
     return found
 
 
-def seconds_by_kind(model: CPUModel) -> Counter[str]:
-    """Return OpenVINO's figures: means of all steps since the model was compiled."""
+def seconds_by_kind(model: CPUModel, num_steps: int) -> Counter[str]:
+    """Return what nodes took in all steps since the model was compiled: OpenVINO tells means."""
     kinds: Counter[str] = Counter()
     for node in model._request.profiling_info:
         kind = "attention nodes" if node.node_type == "Reference" else node.node_type
-        kinds[kind] += node.real_time.total_seconds()
+        kinds[kind] += node.real_time.total_seconds() * num_steps
     return kinds
 
 
@@ -100,17 +100,17 @@ def profile(options: argparse.Namespace) -> None:
         inputs = decodes(num_seqs, options.context)
         for _ in range(FIRST):
             model.forward(inputs)
-        before = seconds_by_kind(model)
+        before = seconds_by_kind(model, FIRST)
         timed = Timed(model._pages)
         steps = seconds_of(model, inputs, options.repeats)
         attention = timed.seconds / len(steps)
-        kinds = seconds_by_kind(model)
-        for kind in kinds:
-            kinds[kind] = (kinds[kind] * (FIRST + len(steps)) - before[kind] * FIRST) / len(steps)
+        kinds = seconds_by_kind(model, FIRST + len(steps))
+        kinds.subtract(before)
         mean = sum(steps) / len(steps)
         print(f"\n{options.precision}, {num_seqs} x {options.context}: ms min {1e3 * min(steps):.1f}, ", end="")
         print(f"median {1e3 * median(steps):.1f}, mean {1e3 * mean:.1f}")
-        for kind, seconds in [*kinds.most_common(8), ("rest", mean - kinds.total()), ("attention", attention)]:
+        parts = [(kind, seconds / len(steps)) for kind, seconds in kinds.most_common(8)]
+        for kind, seconds in [*parts, ("rest", mean - kinds.total() / len(steps)), ("attention", attention)]:
             print(f"    {kind:24} {1e3 * seconds:8.2f}")
         model.close()
 

@@ -30,6 +30,8 @@ Always, so that it makes no difference to any bit whether one thread takes in al
 ROWS_AT_ONCE = 3
 ROWS_AT_MOST = 4
 """Query rows of one token that `_attend_pages` takes: so many rows of sums stay in registers."""
+PARTS = TILE // LANES + 1
+"""Of the work on a tile for one kv head, after each of which a piece of the next tile is announced."""
 KEYS, VALUES, NONE = 0, TILE, 2 * TILE
 """Where the scales of a tile's keys, those of its values, and ones begin."""
 LOG2_E = np.float32(1.4426950408889634)
@@ -106,18 +108,31 @@ def attend_floats(heads, num_rows, group, position, window, base, count, softcap
     Keys and values are in these rows of the pages for the first head, and in those that follow for others.
     """
     _, _, keys, values, key_scales, value_scales = pages
-    announce(pages, ahead, 0, TILE)
     straight = num_rows == group <= ROWS_AT_MOST and keys.shape[1] % TILE == 0
+    piece = (TILE + PARTS * heads - 1) // (PARTS * heads) if straight else TILE
+    announced = 0
     for head in range(heads):
         row, head_keys, head_values = head * num_rows, keys[head:], values[head:]
         if scaled(keys):
             gather_scales(scratch[2], key_scales, value_scales, rows, head, count)
         if straight:
-            _attend_pages(row, group, position, window, base, softcap, head_keys, head_values, rows, scratch, span)
+            announced = _attend_pages(
+                row, group, position, window, base, softcap, head_keys, head_values, rows, scratch, span,
+                pages, ahead, announced, piece,
+            )  # fmt: skip
         else:
+            announced = _announce(pages, ahead, announced, piece)
             gather_keys(scratch[3][0], head_keys, rows, count)
             gather_values(scratch[3][1], head_values, rows, count)
             _attend_tile(row, num_rows, group, position, window, base, softcap, scratch, span)
+    announce(pages, ahead, announced, TILE)
+
+
+@njit(**INNER)
+def _announce(pages, ahead, announced, piece):
+    """Announce a piece of the next tile; return how many of its rows are announced."""
+    announce(pages, ahead, announced, piece)
+    return announced + piece
 
 
 @njit(**INNER)
@@ -192,18 +207,27 @@ def _add_rows(count, out, i, x, n, matrix, rows, column):
 
 
 @njit(**INNER)
-def _attend_pages(first_row, group, position, window, base, softcap, keys, values, rows, scratch, span):
-    """Do as `_attend_tile` for the query rows of one token, with keys and values in these rows of their pages."""
+def _attend_pages(
+    first_row, group, position, window, base, softcap, keys, values, rows, scratch, span, pages, ahead, announced, piece
+):
+    """Do as `_attend_tile` for the query rows of one token, with keys and values in these rows of their pages.
+
+    The next tile is announced in pieces between the parts of the work, all of it at once would hold that up; return how
+    many of its rows are.
+    """
     query, score, scales, (total, top, mix) = scratch[0], scratch[1], scratch[2], span
     last, head_size = position - base, keys.shape[1]
     first, stop = max(0, last - window + 1), min(TILE, last + 1)
     start = first_row * head_size
     for k in range(0, stop, LANES):
+        announced = _announce(pages, ahead, announced, piece)
         _score_rows(group, score, k, query, start, head_size, keys, rows, k)
+    announced = _announce(pages, ahead, announced, piece)
     for i in range(group):
         _weigh(score, i * TILE, first, stop, softcap, scales, top, total, mix, first_row + i)
     for column in range(0, head_size, TILE):
         _add_rows(group, mix, start + column, score, stop, values, rows, column)
+    return announced
 
 
 @njit(**INNER)
