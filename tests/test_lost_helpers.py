@@ -114,6 +114,28 @@ def test_helpers_leave_a_bound_caller_its_cpu():
 
 
 @several_cpus
+def test_without_leave_to_move_helpers_stay(model, monkeypatch):
+    """As where a container lost the CPUs that the process had when it began."""
+    asked, logits = [], model.forward(TWO).copy()
+
+    def refuse(thread, cpus):
+        asked.append(cpus)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(helpers._crew(os.getpid()), "cpus", frozenset())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sched_setaffinity", refuse)
+        assert np.array_equal(model.forward(TWO), logits)
+        model.forward(TWO)
+    assert len(asked) == 1
+    monkeypatch.setattr(helpers._crew(os.getpid()), "cpus", frozenset())
+    model.forward(TWO)  # and now they move
+    moved = helpers._crew(os.getpid()).cpus
+    assert moved
+    assert affinities() == [moved] * len(affinities())
+
+
+@several_cpus
 def test_helpers_leave_the_cpu_of_a_step(model, monkeypatch):
     seen, lead = [], team.lead
     monkeypatch.setattr(team, "lead", lambda *a: (seen.append((os.sched_getaffinity(0), affinities())), lead(*a))[1])

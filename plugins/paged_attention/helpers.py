@@ -1,5 +1,6 @@
 """Threads that wait to help whoever calls them, one for each further CPU of the process."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -32,9 +33,10 @@ class _Crew:
     def keep_off(self, cpus: Set[int]) -> None:
         wanted = CPUS - cpus or CPUS
         if wanted != self.cpus and hasattr(os, "sched_setaffinity"):
-            for thread in self.threads:
-                os.sched_setaffinity(thread.native_id or 0, wanted)
             self.cpus = wanted
+            with contextlib.suppress(OSError):  # the system may have taken CPUs from the process: it knows better
+                for thread in self.threads:
+                    os.sched_setaffinity(thread.native_id or 0, wanted)
 
 
 def call_helper(function: Callable[..., object], *args: Any) -> None:
