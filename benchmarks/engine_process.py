@@ -13,9 +13,13 @@ from typing import Any
 
 
 def _is_amount(value: object) -> bool:
-    if isinstance(value, list):
-        return all(not isinstance(part, list) and _is_amount(part) for part in value)
     return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+def _can_be(figures: dict[str, Any]) -> bool:
+    """Whether these are figures as `workload.serve` tells them: only `step_s` is a list."""
+    steps, others = figures.get("step_s", []), [value for name, value in figures.items() if name != "step_s"]
+    return isinstance(steps, list) and all(map(_is_amount, [*steps, *others])) and figures["seconds"] > 0
 
 
 class EngineProcess:
@@ -87,7 +91,7 @@ class EngineProcess:
             except json.JSONDecodeError:
                 continue
             if isinstance(figures, dict) and figures.keys() >= {"seconds", "tokens"}:
-                if all(_is_amount(value) for value in figures.values()) and figures["seconds"] > 0:
+                if _can_be(figures):
                     return figures
                 self.failure = f"figures that can't be: {line.strip()}"
                 return None

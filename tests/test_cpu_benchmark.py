@@ -116,6 +116,11 @@ def test_equal_sequences_are_counted_by_the_time_of_their_decodes(engine):
             'print(\'{"seconds": 1, "tokens": 1, "step_s": [[1]]}\')',
             'figures that can\'t be: {"seconds": 1, "tokens": 1, "step_s": [[1]]}',
         ),
+        ('print(\'{"seconds": [1], "tokens": 1}\')', 'figures that can\'t be: {"seconds": [1], "tokens": 1}'),
+        (
+            'print(\'{"seconds": 1, "tokens": 1, "step_s": 1}\')',
+            'figures that can\'t be: {"seconds": 1, "tokens": 1, "step_s": 1}',
+        ),
         ('print(\'{"seconds": 1, "tokens": null}\')', 'figures that can\'t be: {"seconds": 1, "tokens": null}'),
     ],
 )
