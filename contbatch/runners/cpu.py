@@ -14,7 +14,7 @@ from contbatch.export import read_config, read_metadata
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import rotary_tables
-from contbatch.plugins.paged_attention.step_plan import plan_step
+from contbatch.plugins.paged_attention.step_plan import StepPlan, plan_step
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
 from contbatch.runners.mapped_weights import MappedWeights
@@ -90,6 +90,7 @@ class CPUModel:
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
         self._weights: MappedWeights | None = None
+        self._unfinished: dict[str, np.ndarray] | None = None
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
                 self._request, self._weights = compiled(
@@ -139,21 +140,42 @@ class CPUModel:
         # OpenVINO packs weights in other ways for few rows than for many, when such a step comes.
         sizes = tuple(inputs[name].size.bit_length() for name in KEPT_INPUTS)
         pages.between_layers = None if sizes in self._packed_for else weights.release
-        pages.error = None
-        try:
-            with pages.begin(plan):
-                kept = {name: inputs[name] for name in KEPT_INPUTS}
-                self._request.infer(kept, share_inputs=True, share_outputs=True)  # else it copies the logits
-        except RuntimeError as error:
-            cause, pages.error = pages.error, None
-            if cause is None and "KeyboardInterrupt" in str(error):  # it came between two lines of ours
-                cause = KeyboardInterrupt()
-            raise cause or RunnerError(f"OpenVINO failed: {error}") from None
+        self._infer(pages, plan, {name: inputs[name] for name in KEPT_INPUTS})
         if pages.between_layers is not None:
             self._packed_for.add(sizes)
             weights.release()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits
+
+    def _infer(self, pages: CPUPages, plan: StepPlan, kept: dict[str, np.ndarray]) -> None:
+        """Let OpenVINO run a step; raise what its nodes raised."""
+        self._finish_failed_step()  # an interrupt may have kept the last call from that
+        failure = ""
+        self._unfinished = kept
+        try:
+            with pages.begin(plan):
+                self._request.infer(kept, share_inputs=True, share_outputs=True)  # else it copies the logits
+        except RuntimeError as error:
+            self._unfinished, failure = None, str(error)
+        if failure or pages.layers_done < self.config.num_layers:
+            cause, pages.error = pages.error, None
+            self._finish_failed_step()
+            if cause is None and (not failure or "KeyboardInterrupt" in failure):  # it came between two lines of ours
+                cause = KeyboardInterrupt()
+            raise cause or RunnerError(f"OpenVINO failed: {failure}")
+        self._unfinished = None
+
+    def _finish_failed_step(self) -> None:
+        """Have OpenVINO compute what is left of a step whose node failed, without attention.
+
+        With one thread it says nothing of such a failure, and would compute the step before the next one, even that of
+        another model: see `Defer` in its cpu_streams_executor.cpp.
+        """
+        if self._pages is not None and self._unfinished is not None:
+            with interrupts_held_back():
+                self._pages.rest()
+                self._request.infer(self._unfinished, share_inputs=True, share_outputs=True)
+            self._unfinished = None
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
@@ -165,6 +187,9 @@ class CPUModel:
     def close(self) -> None:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
-            if self._pages is not None:
-                self._pages.close()
-            self._request = self._pages = self._weights = None
+            try:
+                self._finish_failed_step()
+            finally:
+                if self._pages is not None:
+                    self._pages.close()
+                self._request = self._pages = self._weights = self._unfinished = None

@@ -69,6 +69,7 @@ class _Attention(ov.Op):  # type: ignore[misc]
             pages.attend(self._layer, inputs[1].data, outputs[0].data)
             if pages.between_layers is not None:
                 pages.between_layers()
+            pages.layers_done = self._layer + 1
         except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
             pages.error = error
             return False

@@ -48,15 +48,22 @@ class CPUPages:
         """Of a layer whose attention is to come out as int8 the distance between two codes."""
         self.team: Team | None = None
         self.error: BaseException | None = None
+        self.layers_done = 0
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
         """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
 
     def begin(self, plan: StepPlan) -> Team:
         """Make the team of the next step."""
-        self.close()
+        self.rest()
         self.team = Team(plan, self.layers, self.qkv_type, self.steps)
+        self.error, self.layers_done = None, 0
         return self.team
+
+    def rest(self) -> None:
+        """Have no team: attention nodes do nothing, their output is whatever is there."""
+        self.close()
+        self.team = None
 
     def close(self) -> None:
         """Let the helpers of the last step go, unless they are gone: an interrupt may have kept its team from that."""
@@ -66,7 +73,7 @@ class CPUPages:
     def attend(self, layer: int, qkv: np.ndarray, output: np.ndarray) -> None:
         """Compute one layer's attention of the step that `team` is at, see `Team.attend`."""
         if self.team is None:
-            raise RunnerError("attention without a step")
+            return
         if qkv.itemsize != self.qkv_type.itemsize:  # on a CPU that we don't know
             raise RunnerError(f"OpenVINO hands over rows of {qkv.dtype}, asked for were those of {self.qkv_type}")
         self.team.attend(layer, qkv.view(self.qkv_type), output)
