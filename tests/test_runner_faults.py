@@ -179,18 +179,21 @@ def test_a_failing_layer_fails_its_step_alone(path, monkeypatch, num_threads, er
     def fail(*_):
         raise error
 
+    def forward_failing(model):
+        with monkeypatch.context() as patch:
+            patch.setattr(Team, "attend", fail)
+            model.forward(arrays)
+
     arrays = step((np.arange(250), 0), (np.arange(9), 0), table=[range(63), range(63, 126)])
     model = CPUModel(path, 130, 4, num_threads=num_threads)
     expected = model.forward(arrays).copy()
     for _ in range(3):
         for _ in range(2):
-            with monkeypatch.context() as patch, pytest.raises(error):
-                patch.setattr(Team, "attend", fail)
-                model.forward(arrays)
+            with pytest.raises(error):
+                forward_failing(model)
         np.testing.assert_array_equal(model.forward(arrays), expected)
-    with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(Team, "attend", fail)
-        model.forward(arrays)
+    with pytest.raises(error):
+        forward_failing(model)
     del model
     gc.collect()
     np.testing.assert_array_equal(CPUModel(path, 130, 4, num_threads=num_threads).forward(arrays), expected)
