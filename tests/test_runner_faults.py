@@ -1,6 +1,8 @@
 """What must not break a runner: wrong files, wrong arrays, interrupts, a close at any time."""
 
 import gc
+import os
+import signal
 import threading
 
 import numpy as np
@@ -206,6 +208,22 @@ def test_an_interrupt_at_any_line_of_loading(path):
     for line in range(1, lines - 40, 15):  # some lines depend on how many mappings of the file other models have left
         with pytest.raises(KeyboardInterrupt):
             raise_at(line, lambda: CPUModel(path, 2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_told_that_openvino_did_not_come_along(path):
+    """It would wait for ever for a thread of the parent's model, which is free for the next one."""
+    CPUModel(path, 2).close()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            CPUModel(path, 2)
+        except RunnerError as error:
+            os._exit(42 if "spawn" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
 def test_close_while_another_thread_computes(path):

@@ -1,6 +1,7 @@
 """An exported graph compiled by OpenVINO, its PagedAttention nodes handed to the pages of a runner."""
 
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from openvino.opset13 import concat, constant, convert
 from openvino.opset13 import slice as slice_of
 from openvino.passes import ConstantFolding, Manager
 
-from contbatch.errors import ModelFileError
+from contbatch.errors import ModelFileError, RunnerError
 from contbatch.model import ModelConfig
 from contbatch.runners.cpu_pages import CPUPages
 from contbatch.runners.cpu_rewrites import hand_over_codes, join_rounding, keep_residuals
@@ -144,11 +145,18 @@ def _read(path: str, config: ModelConfig, pages: CPUPages, bfloat16: bool) -> ov
         raise ModelFileError(f"{path}: OpenVINO can't read it or its weights: {error}") from None
 
 
-@functools.cache
 def core() -> ov.Core:
-    """Return the only one of the process, never freed.
+    """Return the process's, which is never freed; `RunnerError` in a child forked from a process that had one.
 
     Each installs a stack for signal handlers and puts back the one before it when it goes. With two, that may be gone
     as well, and the next Ctrl-C is a segmentation fault.
     """
-    return ov.Core()
+    core, process = _core()
+    if process != os.getpid():  # it hands work to threads that models of the parent left behind, and waits for ever
+        raise RunnerError("process was forked from one that used OpenVINO: start it with multiprocessing's 'spawn'")
+    return core
+
+
+@functools.cache
+def _core() -> tuple[ov.Core, int]:
+    return ov.Core(), os.getpid()

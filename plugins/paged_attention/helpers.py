@@ -34,9 +34,9 @@ class _Crew:
         wanted = CPUS - cpus or CPUS
         if wanted != self.cpus and hasattr(os, "sched_setaffinity"):
             self.cpus = wanted
-            with contextlib.suppress(OSError):  # the system may have taken CPUs from the process: it knows better
-                for thread in self.threads:
-                    os.sched_setaffinity(thread.native_id or 0, wanted)
+            for number in (thread.native_id for thread in self.threads if thread.native_id is not None):
+                with contextlib.suppress(OSError):  # the system may have taken CPUs from the process: it knows better
+                    os.sched_setaffinity(number, wanted)
 
 
 def call_helper(function: Callable[..., object], *args: Any) -> None:
