@@ -42,7 +42,7 @@ PEERS = {
 """What each peer is asked for beside each of our precisions."""
 FROM_DIRECTORY = ("vllm", "transformers")
 """These read a Hugging Face directory, which is made of the same file."""
-KV_DTYPES = {"f32": ["f32"], "bf16": ["bf16"], "w8a8": ["int8", "bf16"]}
+KV_DTYPES = {"f32": ["f32"], "bf16": ["bf16", "int8"], "w8a8": ["int8", "bf16"]}
 POLICIES = {"static": 8, "continuous": 8, "chunked": SEATS}
 """Seats of each: static and continuous batching have as many, peers as many as the last. See serve_contbatch.py."""
 BATCHED_BENCH = 705

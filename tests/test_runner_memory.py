@@ -92,6 +92,23 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
+def test_models_that_nobody_closed_go_before_python_does(tmp_path):
+    """Later OpenVINO frees the nodes' Python halves without Python's lock; a function keeps the models until then."""
+    path = export_onnx(random_model(0), tmp_path / "m.onnx")
+    script = f"""
+import atexit
+atexit.register(lambda: print(model._request))
+from contbatch.runners.cpu import CPUModel
+from contbatch.runners.cpu_pages import CPUPages
+from contbatch.runners.model_runner import ModelRunner
+model = CPUModel({str(path)!r}, 2)
+runner = ModelRunner(model)
+CPUPages.kept = lambda: None
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+
+
 @pytest.mark.parametrize("kind", [CPUModel, ReferenceModel])
 def test_a_model_goes_with_its_last_reference(kind, tmp_path):
     freed = []

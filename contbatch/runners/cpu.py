@@ -1,9 +1,11 @@
 """An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its attention, on numpy pages."""
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from contbatch.step import PageMove
 
 KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "int8"}
 """Type of the pages' elements unless it is told, by precision."""
+_OPEN: WeakSet["CPUModel"] = WeakSet()
 
 
 class CPUModel:
@@ -89,6 +92,7 @@ class CPUModel:
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
+        _OPEN.add(self)
         self._weights: MappedWeights | None = None
         self._unfinished: dict[str, np.ndarray] | None = None
         try:
@@ -193,3 +197,14 @@ class CPUModel:
                 if self._pages is not None:
                     self._pages.close()
                 self._request = self._pages = self._weights = self._unfinished = None
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close models while Python still runs: later OpenVINO frees Python objects without its lock, and that is fatal."""
+    for model in list(_OPEN):
+        model.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_OPEN.clear)  # a model's threads stayed in the parent: none could be waited for
