@@ -58,6 +58,8 @@ class CPUModel:
         The file is not float32, or is quantised and `precision` isn't, or the other way round.
     InvalidRequestError
         An option is out of its range.
+    RunnerError
+        The process was forked from one that had a model.
     """
 
     def __init__(
