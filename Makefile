@@ -27,9 +27,11 @@ bench: $(VENV)/.dev
 notebooks: $(VENV)/.dev
 	$(BIN)/python scripts/notebooks.py
 
+# clone.pth: in the folder that the clone lies in, Python would take the clone's folder itself for the package.
 $(VENV)/.user $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cpu,notebooks,simulation$(if $(findstring .dev,$@),$(comma)ptx$(comma)dev)]'
+	$(BIN)/python -c "import pathlib, sysconfig as s; pathlib.Path(s.get_path('purelib'), 'clone.pth').write_text('$(CURDIR)')"
 	touch $@
 
 comma := ,

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import contbatch.open_models  # noqa: F401 (now: see there)
 from contbatch.doctor import missing_packages_named
 
 if TYPE_CHECKING:

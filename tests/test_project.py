@@ -66,3 +66,10 @@ def test_who_does_not_run_a_notebook_sees_pictures_in_place_of_widgets(path):
 @NOTEBOOKS
 def test_no_path_of_the_machine_that_ran_a_notebook_is_in_it(path):
     assert re.findall(r"(?:/tmp|/root|/home|/Users)/[\w.-]*", path.read_text(encoding="utf-8")) == []
+
+
+def test_a_folder_of_the_same_name_is_not_the_package(tmp_path):
+    """As where Python starts in the folder that the clone lies in."""
+    (tmp_path / "contbatch").mkdir()
+    command = [sys.executable, "-c", "import contbatch, contbatch.plugins; print(contbatch.LLM.__name__)"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "LLM\n"

@@ -14,7 +14,6 @@ from tracing import lines_of, raise_at
 from contbatch.errors import InvalidRequestError, ModelFileError, RunnerError, UnsupportedModelError
 from contbatch.export import export_onnx
 from contbatch.model import random_model
-from contbatch.plugins.paged_attention.team import Team
 from contbatch.runners.cpu import CPUModel
 from contbatch.runners.model_runner import ModelRunner
 from contbatch.runners.reference import ReferenceModel
@@ -171,34 +170,6 @@ def test_an_interrupt_at_any_line_of_a_step(path, num_threads):
         with pytest.raises(KeyboardInterrupt):
             raise_at(line, lambda: model.forward(arrays))
         np.testing.assert_array_equal(model.forward(arrays), expected)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_failing_layer_fails_its_step_alone(path, monkeypatch, num_threads, error):
-    """With one thread OpenVINO does not tell of it, and keeps the step for the next call, be it another model's."""
-
-    def fail(*_):
-        raise error
-
-    def forward_failing(model):
-        with monkeypatch.context() as patch:
-            patch.setattr(Team, "attend", fail)
-            model.forward(arrays)
-
-    arrays = step((np.arange(250), 0), (np.arange(9), 0), table=[range(63), range(63, 126)])
-    model = CPUModel(path, 130, 4, num_threads=num_threads)
-    expected = model.forward(arrays).copy()
-    for _ in range(3):
-        for _ in range(2):
-            with pytest.raises(error):
-                forward_failing(model)
-        np.testing.assert_array_equal(model.forward(arrays), expected)
-    with pytest.raises(error):
-        forward_failing(model)
-    del model
-    gc.collect()
-    np.testing.assert_array_equal(CPUModel(path, 130, 4, num_threads=num_threads).forward(arrays), expected)
 
 
 def test_an_interrupt_at_any_line_of_loading(path):

@@ -1,11 +1,10 @@
 """An exported model on the CPU: OpenVINO runs the graph, a Numba kernel its attention, on numpy pages."""
 
-import atexit
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from contbatch.export import read_config, read_metadata
 from contbatch.inputs import require_valid, without_single_rows
 from contbatch.interrupts import interrupts_held_back
 from contbatch.model import rotary_tables
+from contbatch.open_models import close_at_exit
 from contbatch.plugins.paged_attention.step_plan import StepPlan, plan_step
 from contbatch.runners.cpu_graph import KEPT_INPUTS, compiled
 from contbatch.runners.cpu_pages import PAGE_DTYPES, CPUPages
@@ -24,7 +24,6 @@ from contbatch.step import PageMove
 
 KV_DTYPE = {"f32": "f32", "bf16": "bf16", "w8a8": "int8"}
 """Type of the pages' elements unless it is told, by precision."""
-_OPEN: WeakSet["CPUModel"] = WeakSet()
 
 
 class CPUModel:
@@ -94,9 +93,10 @@ class CPUModel:
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
-        _OPEN.add(self)
+        close_at_exit(self)
         self._weights: MappedWeights | None = None
-        self._unfinished: dict[str, np.ndarray] | None = None
+        self._cut_off: dict[str, np.ndarray] | None = None
+        self._num_held = 0  # steps that were cut off and that OpenVINO has in its queue
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
                 self._request, self._weights = compiled(
@@ -154,34 +154,49 @@ class CPUModel:
         return logits
 
     def _infer(self, pages: CPUPages, plan: StepPlan, kept: dict[str, np.ndarray]) -> None:
-        """Let OpenVINO run a step; raise what its nodes raised."""
-        self._finish_failed_step()  # an interrupt may have kept the last call from that
-        failure = ""
-        self._unfinished = kept
-        try:
-            with pages.begin(plan):
-                self._request.infer(kept, share_inputs=True, share_outputs=True)  # else it copies the logits
-        except RuntimeError as error:
-            self._unfinished, failure = None, str(error)
-        if failure or pages.layers_done < self.config.num_layers:
-            cause, pages.error = pages.error, None
-            self._finish_failed_step()
-            if cause is None and (not failure or "KeyboardInterrupt" in failure):  # it came between two lines of ours
-                cause = KeyboardInterrupt()
-            raise cause or RunnerError(f"OpenVINO failed: {failure}")
-        self._unfinished = None
+        """Let OpenVINO run a step; raise what a node raised, when the step is over."""
+        with interrupts_held_back() as hold:  # between two lines of a node, one would be an error of OpenVINO's
+            self._finish()
+            failure: BaseException | None = None
+            try:
+                with pages.begin(plan):
+                    self._compute(pages, kept)
+            except RunnerError as error:
+                failure = error
+            if self._cut_off is not None:
+                failure = KeyboardInterrupt() if hold.is_waiting() else failure or RunnerError("OpenVINO failed")
+                with suppress(RunnerError):  # what is left of it is the next call's, then
+                    self._finish()
+            failure, pages.error = pages.error or failure, None
+        if failure is not None:
+            raise failure
 
-    def _finish_failed_step(self) -> None:
-        """Have OpenVINO compute what is left of a step whose node failed, without attention.
+    def _compute(self, pages: CPUPages, kept: dict[str, np.ndarray]) -> None:
+        """Let OpenVINO compute a step, and know of one that was cut off: where a node raised between two lines of ours.
 
-        With one thread it says nothing of such a failure, and would compute the step before the next one, even that of
-        another model: see `Defer` in its cpu_streams_executor.cpp.
+        With several threads OpenVINO says so, and the nodes behind have the sizes of the step before, for good. With
+        one it says nothing, and computes that step before the next one of the thread, be it another model's: see
+        `Defer` in its cpu_streams_executor.cpp.
         """
-        if self._pages is not None and self._unfinished is not None:
-            with interrupts_held_back():
-                self._pages.rest()
-                self._request.infer(self._unfinished, share_inputs=True, share_outputs=True)
-            self._unfinished = None
+        self._cut_off, pages.layers_done = kept, 0
+        try:
+            self._request.infer(kept, share_inputs=True, share_outputs=True)  # else it copies the logits
+        except RuntimeError as error:
+            raise RunnerError(f"OpenVINO failed: {error}") from None
+        finished = pages.layers_done // self.config.num_layers
+        if finished > self._num_held:
+            self._cut_off, self._num_held = None, 0
+        else:
+            self._num_held += 1 - finished
+
+    def _finish(self) -> None:
+        """Compute a step that was cut off to its end, without attention."""
+        for _ in range(4):
+            if self._cut_off is None or self._pages is None:
+                return
+            self._pages.rest()
+            self._compute(self._pages, self._cut_off)
+        raise RunnerError("OpenVINO failed four times to compute a step to its end")
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
@@ -194,19 +209,9 @@ class CPUModel:
         """Free model and pages, after the step that another thread may be at; idempotent."""
         with self._lock:
             try:
-                self._finish_failed_step()
+                with suppress(RunnerError), interrupts_held_back():
+                    self._finish()
             finally:
                 if self._pages is not None:
                     self._pages.close()
-                self._request = self._pages = self._weights = self._unfinished = None
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close models while Python still runs: later OpenVINO frees Python objects without its lock, and that is fatal."""
-    for model in list(_OPEN):
-        model.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_OPEN.clear)  # a model's threads stayed in the parent: none could be waited for
+                self._request = self._pages = self._weights = self._cut_off = None

@@ -65,15 +65,16 @@ class _Attention(ov.Op):  # type: ignore[misc]
         return True
 
     def evaluate(self, outputs: list[ov.Tensor], inputs: list[ov.Tensor]) -> bool:
+        # Nothing is raised or refused: OpenVINO would leave the nodes behind in a state of their own, or not tell.
         pages = self._pages
         try:
-            pages.attend(self._layer, inputs[1].data, outputs[0].data)
-            if pages.between_layers is not None:
-                pages.between_layers()
-            pages.layers_done = self._layer + 1
-        except BaseException as error:  # OpenVINO would make an error of its own even of an interrupt
+            if pages.error is None:
+                pages.attend(self._layer, inputs[1].data, outputs[0].data)
+                if pages.between_layers is not None:
+                    pages.between_layers()
+        except BaseException as error:
             pages.error = error
-            return False
+        pages.layers_done += 1
         return True
 
 

@@ -48,7 +48,9 @@ class CPUPages:
         """Of a layer whose attention is to come out as int8 the distance between two codes."""
         self.team: Team | None = None
         self.error: BaseException | None = None
+        """What the first attention node of the step to fail raised; those after it do nothing."""
         self.layers_done = 0
+        """Attention nodes that were asked, since somebody set this to 0."""
         self.between_layers: Callable[[], None] | None = None
         self.nodes: list[object] = []
         """The Python halves of the graph's attention nodes, and of copies that OpenVINO made when it compiled."""
@@ -57,7 +59,7 @@ class CPUPages:
         """Make the team of the next step."""
         self.rest()
         self.team = Team(plan, self.layers, self.qkv_type, self.steps)
-        self.error, self.layers_done = None, 0
+        self.error = None
         return self.team
 
     def rest(self) -> None:
