@@ -34,9 +34,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
             ids.append(index(part))
         else:
             kind = type(prompt).__name__
-            raise InvalidRequestError(
-                f"one prompt is text, token ids or a conversation, got a {kind} with {part!r:.80}"
-            )
+            raise InvalidRequestError(f"a prompt is text, token ids or a conversation, got a {kind} with {part!r:.80}")
     if messages and ids:
         raise InvalidRequestError(f"a prompt is token ids or a conversation, got both: {ids[0]} and {messages[0]!r}")
     return tokenizer.encode(tokenizer.apply_chat_template(messages)) if messages else ids

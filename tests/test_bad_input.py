@@ -218,7 +218,10 @@ REFUSED = [
     (lambda: cb.Request(0, [1.5, -5]), "a token id in the prompt of request 0 must be an integer ≥ 0, got 1.5"),
     (lambda: cb.Request(0, (1, -5)), "an integer ≥ 0, got -5"),
     (lambda: cb.Request(0, [1, True]), "an integer ≥ 0, got True"),
-    (lambda: listed([True, False]) and encode([True, False], None), "a prompt is text, token ids or .* got a list with True"),
+    (
+        lambda: listed([True, False]) and encode([True, False], None),
+        "a prompt is text, token ids or .* got a list with True",
+    ),
 ]
 
 
