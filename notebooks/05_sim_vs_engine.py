@@ -243,6 +243,7 @@ legend = axes[0].legend(fontsize=7)
 # further row adds to the formula no more than its logits and the positions that it reads, whatever the dots do. docs/simulation.md has what the three costs changed in the benchmark's five rounds, which say more than two here, and what is left:
 #
 # - **Queues multiply errors.** In **poisson** with static batches, who comes a moment too late waits for a whole batch more.
+# - **Steps of one or two rows.** In the outputs saved here all latencies of **poisson** are predicted too short: after a step of another number of rows such steps took longer than the formula says, as its panel shows.
 # - **The machine.** A single hiccup is the P99 of two dozen requests.
 #
 # `python benchmarks/sim_vs_engine.py` does the same with more requests, policies and rounds, and predicts each round from its own fit.

@@ -103,7 +103,7 @@ def serve(kind, count, policy, page_size=16, slots=8192, **limits):
 # %% [markdown]
 # ## The same request in other company
 #
-# Request 0 asks for as many tokens as `max_tokens` says. First alone, then among others in several ways. *Step sizes* says how many different
+# Request 0 asks for as many tokens as `max_tokens` says. First alone, then among others, in chunks (of 7: still alone), in pages of another size (among 15 others), or with little memory. *Step sizes* says how many different
 # numbers of tokens its server's steps had.
 
 # %%
