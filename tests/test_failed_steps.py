@@ -87,6 +87,15 @@ def test_a_node_that_raises_where_we_catch_nothing(forward, calls):
         np.testing.assert_array_equal(forward(failed), expected[failed])
 
 
+@pytest.fixture
+def python_handles_ctrl_c():
+    """Which it does not where it was started in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_in_a_layer(forward, times):
     attend, expected = Team.attend, {n: forward(n) for n in STEPS}
