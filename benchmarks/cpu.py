@@ -9,8 +9,8 @@ warms up once and then runs once a round. Machines drift: compare within one run
 if each step took as long as in its quickest round: other programs of a host delay other steps in each. `vs peer` is the
 median, or `quiet`, against that of the fastest peer.
 
-No peer here computes in W8A8. It meets all they have: OpenVINO GenAI's "f32", which computes in 8 bits where weights are
-packed, llama.cpp's "file", which does so too, and bf16.
+No peer here computes in W8A8. It meets all they have: OpenVINO GenAI's "f32", which computes in 8 bits where weights
+are packed, llama.cpp's "file", which does so too, and bf16.
 
 --equal: 64 prompts of 64 tokens in one step, then 32 steps of 64 decodes each. `decode` counts the tokens of those 32
 by their time, host included, `model` by that of the model's steps alone. llama-batched-bench gave 705 tokens/s there
