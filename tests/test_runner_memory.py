@@ -77,6 +77,7 @@ def test_an_interrupt_after_models_that_came_and_went_in_turn(tmp_path):
     path = export_onnx(random_model(0), tmp_path / "m.onnx")
     script = f"""
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
 from contbatch.runners.cpu import CPUModel
 old = CPUModel({str(path)!r}, 2)
 new = CPUModel({str(path)!r}, 2)
