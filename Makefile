@@ -31,7 +31,7 @@ notebooks: $(VENV)/.dev
 $(VENV)/.user $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cpu,notebooks,simulation$(if $(findstring .dev,$@),$(comma)ptx$(comma)dev)]'
-	$(BIN)/python -c "import pathlib, sysconfig as s; pathlib.Path(s.get_path('purelib'), 'clone.pth').write_text('$(CURDIR)')"
+	$(BIN)/python -c "import sysconfig as s; from pathlib import Path as P; P(s.get_path('purelib'), 'clone.pth').write_text(str(P.cwd()))"
 	touch $@
 
 comma := ,

@@ -123,3 +123,16 @@ def test_the_next_model_does_not_get_the_step(path, model, forward):
     following = CPUModel(path, 10, 4, num_threads=model.num_threads)
     np.testing.assert_array_equal(following.forward(STEPS[40]), expected)
     following.close()
+
+
+def test_the_last_try_to_finish_a_step_counts(path, monkeypatch):
+    model = CPUModel(path, 10, 4, num_threads=1)
+    expected = model.forward(STEPS[40]).copy()
+    with monkeypatch.context() as patch:  # no try of this call succeeds
+        patch.setattr(_Attention, "evaluate", raising(OSError, _Attention.evaluate, *range(30)))
+        with pytest.raises(RunnerError):
+            model.forward(STEPS[3])
+    with monkeypatch.context() as patch:  # and of this one the fourth
+        patch.setattr(_Attention, "evaluate", raising(OSError, _Attention.evaluate, 0, 1, 2))
+        np.testing.assert_array_equal(model.forward(STEPS[40]), expected)
+    model.close()

@@ -93,10 +93,10 @@ class CPUModel:
         self._cos, self._sin = (table.astype(np.float32) for table in rotary_tables(self.config))
         self._pages: CPUPages | None = CPUPages(self.config, num_pages, page_size, num_host_pages, kv_dtype)
         self._lock, self._observed = Lock(), observed
-        close_at_exit(self)
         self._weights: MappedWeights | None = None
         self._cut_off: dict[str, np.ndarray] | None = None
         self._num_held = 0  # steps that were cut off and that OpenVINO has in its queue
+        close_at_exit(self)
         try:
             with interrupts_held_back():  # OpenVINO would make an error of its own of one in a method of _Attention
                 self._request, self._weights = compiled(
@@ -196,7 +196,8 @@ class CPUModel:
                 return
             self._pages.rest()
             self._compute(self._pages, self._cut_off)
-        raise RunnerError("OpenVINO failed four times to compute a step to its end")
+        if self._cut_off is not None:
+            raise RunnerError("OpenVINO failed four times to compute a step to its end")
 
     def move_pages(self, moves: Sequence[PageMove]) -> None:
         """Move the content of pages, one after the other; `RunnerError`, and nothing moved, for a page it hasn't."""
